@@ -1,0 +1,35 @@
+# The two commands of the README: `make quickstart` and `make test`. Everything lives in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup quickstart test lint format clean
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed (PYTHON=... chooses one)") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,postgres]'
+	touch $(STAMP)
+
+quickstart: setup  ## Train SmolLM2-135M with RL on the embedded defaults
+	$(BIN)/opentinker models fetch smollm2-135m
+	$(BIN)/opentinker train deployments/configs/quickstart.yaml
+
+test: setup lint  ## Lint, types, import direction, all tests
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Triton LoRA kernels and their torch reference."""

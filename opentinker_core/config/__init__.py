@@ -1,0 +1,1 @@
+"""Torch-free configuration: settings of the installation, configs of training runs."""

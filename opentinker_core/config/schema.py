@@ -1,0 +1,211 @@
+"""Configs of training and evaluation runs: frozen, unknown keys refused, no heavy imports.
+
+A training config has up to two phases, `sft` and `rl`; which of them are present says what the
+run does (SFT, RL, or SFT and then RL of the same policy).
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from opentinker_core.names import NAME_RULE, check_name
+
+
+def _name(value: str) -> str:
+    try:
+        return check_name("name", value)
+    except Exception as error:
+        raise ValueError(f"not a name; accepted: {NAME_RULE}") from error
+
+
+Name = Annotated[str, AfterValidator(_name)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+
+
+class Frozen(BaseModel):
+    """A config object: immutable, and strict about the keys it is given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class LoRAConfig(Frozen):
+    """The adapter of a policy; the words are PEFT's."""
+
+    rank: Annotated[int, Field(ge=1, le=512)] = 8
+    alpha: PositiveFloat = 16.0
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """`all-linear`: every linear layer of the transformer blocks, not the head; or suffixes of
+    module names, `lm_head` among them where the head is to be trained too."""
+
+
+class PolicyConfig(Frozen):
+    """Which policy a run trains, and from which state."""
+
+    name: Name
+    base_model: str = "smollm2-135m"
+    """A bundled model's name, a hub id, or the path of a local Hugging Face directory."""
+    lora: LoRAConfig = LoRAConfig()
+    start: str = "base"
+    """`base`: a fresh adapter; else a version to go on from: `latest`, `best`, a number, or
+    another policy's `name@version` (a fork)."""
+
+
+class EnvironmentConfig(Frozen):
+    """An environment by id (`arithmetic`, `reasoning_gym/leg_counting`) and its arguments."""
+
+    id: str
+    args: dict[str, Any] = {}
+
+
+class SamplingConfig(Frozen):
+    """How tokens are drawn. `top_p` and `top_k` truncate the distribution that logprobs refer to."""
+
+    max_tokens: PositiveInt = 64
+    temperature: NonNegativeFloat = 1.0
+    top_p: Probability = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """0: no limit."""
+    stop: tuple[str, ...] = ()
+    render: Literal["plain", "chat"] = "plain"
+    """`chat` renders observations with the model's chat template; `plain` encodes them as text."""
+
+
+class OptimizerConfig(Frozen):
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101); applied anew at each step."""
+
+    learning_rate: PositiveFloat = 5e-4
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    grad_clip_norm: NonNegativeFloat = 1.0
+    """0: no clipping."""
+
+
+class Normalizer(StrEnum):
+    """The one divisor of a summed loss, computed over the global batch."""
+
+    NONE = "none"
+    """Keep the sum."""
+    TOKENS = "tokens"
+    """Number of weighted tokens (token mean, DAPO)."""
+    SEQUENCES = "sequences"
+    """Mean over trajectories of their token means (original GRPO; biased by length)."""
+    CONSTANT = "constant"
+    """Trajectories times the sampling limit `max_tokens` (Dr. GRPO)."""
+
+
+class Advantage(StrEnum):
+    """Estimators over a group of episodes that share a prompt."""
+
+    GRPO = "grpo"
+    DR_GRPO = "dr_grpo"
+    RLOO = "rloo"
+
+
+class ObjectiveConfig(Frozen):
+    """The RL loss: `importance_sampling` or `ppo`, with the KL penalty to the base model."""
+
+    name: Literal["importance_sampling", "ppo"] = "ppo"
+    clip_low: NonNegativeFloat = 0.2
+    clip_high: NonNegativeFloat = 0.28
+    kl_coefficient: NonNegativeFloat = 0.0
+    normalizer: Normalizer = Normalizer.TOKENS
+
+
+class SFTPhase(Frozen):
+    """Supervised fine-tuning on demonstrations of the environment or of a JSONL file."""
+
+    steps: PositiveInt
+    batch_size: PositiveInt = 16
+    data: str = "environment"
+    """`environment`: demonstrations of the environment's training problems; else the path of a
+    JSONL file with `prompt` and `completion` strings."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    normalizer: Normalizer = Normalizer.TOKENS
+    publish_every: PositiveInt = 10
+
+
+class RLPhase(Frozen):
+    """On-policy reinforcement learning: each step samples `groups` x `group_size` episodes."""
+
+    steps: PositiveInt
+    groups: PositiveInt = 8
+    group_size: PositiveInt = 8
+    sampling: SamplingConfig = SamplingConfig()
+    advantage: Advantage = Advantage.GRPO
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    max_turns: PositiveInt = 8
+    shuffle_rewards: bool = False
+    """Negative control: permute the rewards of each step's episodes; nothing should be learned."""
+
+
+class EvaluationConfig(Frozen):
+    """Held-out evaluation, before the first and after the last step, and every `every` steps."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """0: only before and after training."""
+    episodes: PositiveInt = 64
+    """Number of held-out problems."""
+    samples: PositiveInt = 4
+    """Samples a problem."""
+    sampling: SamplingConfig | None = None
+    """None: as in the `rl` phase."""
+
+
+class RuntimeConfig(Frozen):
+    """Where and how the model runs."""
+
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of torch; 0: the number of physical cores."""
+    micro_batch_tokens: PositiveInt = 4096
+    """Tokens, padding included, that go through the model at once."""
+
+
+class RecordConfig(Frozen):
+    """What is recorded of a run beside its lineage, which is always complete."""
+
+    mlflow: bool = True
+    trace_episodes: Annotated[int, Field(ge=0)] = 1
+    """Episodes a step that are recorded as MLflow traces."""
+    artifact_every: PositiveInt = 5
+    """Steps between updates of the Prefect artifacts (table of metrics, sampled episodes)."""
+    keep_checkpoints: PositiveInt = 2
+    """Checkpoints kept a run; sampler snapshots are always kept."""
+
+
+class TrainConfig(Frozen):
+    """One training run of one policy."""
+
+    name: Name
+    seed: Annotated[int, Field(ge=0)] = 0
+    policy: PolicyConfig
+    environment: EnvironmentConfig
+    sft: SFTPhase | None = None
+    rl: RLPhase | None = None
+    evaluation: EvaluationConfig = EvaluationConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    record: RecordConfig = RecordConfig()
+
+    @model_validator(mode="after")
+    def _has_a_phase(self) -> "TrainConfig":
+        if self.sft is None and self.rl is None:
+            raise ValueError("give at least one of the phases 'sft' and 'rl'")
+        return self
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return (self.sft.steps if self.sft else 0) + (self.rl.steps if self.rl else 0)
+
+    @property
+    def evaluation_sampling(self) -> SamplingConfig:
+        """How evaluation samples: its own setting, else the RL phase's, else the default."""
+        if self.evaluation.sampling is not None:
+            return self.evaluation.sampling
+        return self.rl.sampling if self.rl else SamplingConfig()

@@ -1,0 +1,1 @@
+"""Policies, their versions, and the catalog that records them and their lineage."""

@@ -1,0 +1,1 @@
+"""Samplers: what generates tokens from a pinned policy version."""

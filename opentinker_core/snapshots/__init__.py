@@ -1,0 +1,1 @@
+"""Immutable snapshots of policy states, on local disk or S3."""

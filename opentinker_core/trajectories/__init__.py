@@ -1,0 +1,1 @@
+"""Masked token trajectories: turns, the state machine, datums, packing, the store."""

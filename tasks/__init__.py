@@ -1,0 +1,1 @@
+"""Prefect tasks: one module a phase of training."""
