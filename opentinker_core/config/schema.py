@@ -47,7 +47,7 @@ class PolicyConfig(Frozen):
     base_model: str = "smollm2-135m"
     """A bundled model's name, a hub id, or the path of a local Hugging Face directory."""
     lora: LoRAConfig = LoRAConfig()
-    start: str = "base"
+    start: Annotated[str, Field(coerce_numbers_to_str=True)] = "base"
     """`base`: a fresh adapter; else a version to go on from: `latest`, `best`, a number, or
     another policy's `name@version` (a fork)."""
 
