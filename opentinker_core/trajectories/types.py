@@ -1,13 +1,28 @@
-"""The nouns of the trajectory path: StopReason, Turn, Trajectory, Datum.
+"""The nouns of the trajectory path: StopReason, EndReason, Turn, Trajectory, Datum.
 
 Axes: T tokens of one trajectory, N = T - 1 positions of a datum (indexed by target token).
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
+
+from opentinker_core.trajectories.checks import DEMONSTRATION as DEMONSTRATION
+from opentinker_core.trajectories.checks import check_datum, check_trajectory, frozen_array
+
+_TRAJECTORY_ARRAYS = {"tokens_T": "int32", "mask_T": "bool", "logprobs_T": "float32"}
+_DATUM_ARRAYS = {
+    "input_tokens_N": "int64",
+    "target_tokens_N": "int64",
+    "mask_N": "bool",
+    "weights_N": "float32",
+    "advantages_N": "float32",
+    "sampler_logprobs_N": "float32",
+}
+_OPTIONAL_ARRAYS = frozenset(("weights_N", "advantages_N", "sampler_logprobs_N"))
 
 
 class StopReason(StrEnum):
@@ -47,12 +62,16 @@ class Turn:
     """The environment's reward for this turn; None: missing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trajectory:
     """One agent's token sequence of an episode. Built by `TrajectoryBuilder`, checked on construction.
 
     `tokens_T` int32; `mask_T` bool, true where the agent itself generated the token; `logprobs_T`
     float32, the sampler's logprob of the sampled distribution where the mask is true, else 0.
+    The arrays are read-only.
+
+    Raises:
+        TrajectoryError: an invariant does not hold (see `checks.check_trajectory`).
     """
 
     trajectory_id: str
@@ -70,18 +89,38 @@ class Trajectory:
     end_reason: EndReason
     info: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _freeze_arrays(self, _TRAJECTORY_ARRAYS)
+        check_trajectory(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trajectory) and _same_fields(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
     @property
     def reward(self) -> float | None:
-        """Sum of the turns' rewards; None if the episode failed."""
-        raise NotImplementedError  # replaced by the trajectories room
+        """Sum of the turns' rewards; None (missing) if the episode failed or a reward is missing."""
+        rewards = [turn.reward for turn in self.turns if turn.reward is not None]
+        if self.end_reason is EndReason.FAILED or not self.turns or len(rewards) < len(self.turns):
+            return None
+        return math.fsum(rewards)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens the agent generated, over all turns."""
+        return sum(turn.end - turn.start for turn in self.turns)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Datum:
     """Model-ready arrays of one sequence, already shifted; all of length N, indexed by target.
 
     Exactly one of `weights_N` (supervised) and `advantages_N` (RL) carries the learning signal.
-    All float arrays are float32, token arrays int64.
+    All float arrays are float32, token arrays int64; all are read-only.
+
+    Raises:
+        TrajectoryError: an invariant does not hold (see `checks.check_datum`).
     """
 
     input_tokens_N: np.ndarray
@@ -96,3 +135,37 @@ class Datum:
     """Sampling processing under which logprobs are compared with the sampler's."""
     top_p: float = 1.0
     top_k: int = 0
+
+    def __post_init__(self) -> None:
+        _freeze_arrays(self, _DATUM_ARRAYS)
+        check_datum(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Datum) and _same_fields(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return len(self.input_tokens_N)
+
+    @property
+    def signal(self) -> np.ndarray:
+        """float32 (N,): the weights or the advantages, whichever this datum carries."""
+        signal = self.weights_N if self.advantages_N is None else self.advantages_N
+        assert signal is not None
+        return signal
+
+
+def _freeze_arrays(instance: object, dtypes: dict[str, str]) -> None:
+    for name, dtype in dtypes.items():
+        value = getattr(instance, name)
+        if value is not None or name not in _OPTIONAL_ARRAYS:
+            object.__setattr__(instance, name, frozen_array(name, value, dtype))
+
+
+def _same_fields(left: Any, right: Any) -> bool:
+    for item in fields(left):
+        a, b = getattr(left, item.name), getattr(right, item.name)
+        if not (np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b):
+            return False
+    return True
