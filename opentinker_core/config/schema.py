@@ -142,6 +142,12 @@ class RLPhase(Frozen):
     shuffle_rewards: bool = False
     """Negative control: permute the rewards of each step's episodes; nothing should be learned."""
 
+    @model_validator(mode="after")
+    def _samples(self) -> "RLPhase":
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature is 0 (greedy); accepted: above 0, RL learns from samples")
+        return self
+
 
 class EvaluationConfig(Frozen):
     """Held-out evaluation, before the first and after the last step, and every `every` steps."""
@@ -165,6 +171,10 @@ class RuntimeConfig(Frozen):
     """CPU threads of torch; 0: the number of physical cores."""
     micro_batch_tokens: PositiveInt = 4096
     """Tokens, padding included, that go through the model at once."""
+    share_prefix: bool = True
+    """Run the common prompt of a group once in training; changes the speed, not the gradient."""
+    pack: bool = False
+    """Put several sequences in a row, with block-diagonal attention, instead of padding each."""
 
 
 class RecordConfig(Frozen):

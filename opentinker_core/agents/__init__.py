@@ -1,0 +1,1 @@
+"""The episode loop: environments on one side, a sampler on the other, trajectories between."""

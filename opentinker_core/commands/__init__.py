@@ -1,0 +1,1 @@
+"""The commands of the library, mounted by flows/cli.py."""

@@ -1,0 +1,1 @@
+"""The embedded runtime: workspace (where things are), engine (model, trainer, sampler), session (one run)."""

@@ -1,0 +1,245 @@
+"""The native sampler: batched decoding with a KV cache over the runtime's own base model.
+
+The prompt of a request is prefilled once for all its seeds. Each completion draws from its own
+generator, so its tokens depend on its seed and not on its neighbours' draws.
+
+Axes: P prompts, B sequences, T prompt columns, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedTokenizerBase
+
+from opentinker_core.errors import UsageError
+from opentinker_core.lora.adapter import Adapter
+from opentinker_core.lora.layer import applied
+from opentinker_core.sampling.distribution import log_distribution
+from opentinker_core.sampling.protocol import BASE, SampledSequence, SampleRequest, SamplingParams
+from opentinker_core.trajectories.types import StopReason
+
+ReadAdapter = Callable[[Path], Adapter]
+FetchSnapshot = Callable[[str, str], Path]
+
+
+class NativeSampler:
+    """Samples from the base model and from the versions it was refreshed with."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        fetch: FetchSnapshot,
+        read_adapter: ReadAdapter,
+        *,
+        max_context: int,
+        keep_versions: int = 4,
+        max_batch: int = 256,
+    ) -> None:
+        """`fetch(uri, digest)` gives the verified directory of a snapshot, `read_adapter` loads it."""
+        self._model = model
+        self._tokenizer = tokenizer
+        self._fetch = fetch
+        self._read_adapter = read_adapter
+        self._max_context = max_context
+        self._keep = keep_versions
+        self._max_batch = max_batch
+        self._digests: dict[str, str] = {}
+        self._adapters: dict[str, Adapter] = {}
+
+    def refresh(self, version: str, snapshot_uri: str, digest: str) -> None:
+        """See `Sampler.refresh`. Adapters are cached by digest; the oldest beyond the limit are dropped."""
+        adapter = self._adapters.pop(digest, None)
+        if adapter is None:
+            adapter = self._read_adapter(self._fetch(snapshot_uri, digest))
+        self._adapters[digest] = adapter
+        self._digests[version] = digest
+        while len(self._adapters) > self._keep:
+            dropped = next(iter(self._adapters))
+            del self._adapters[dropped]
+            self._digests = {v: d for v, d in self._digests.items() if d != dropped}
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[list[SampledSequence]]:
+        """See `Sampler.sample`. Requests of one version and one shape of sampling share a batch."""
+        for request in requests:
+            self._check(request)
+        groups: dict[tuple[str, SamplingParams], list[int]] = {}
+        for index, request in enumerate(requests):
+            groups.setdefault((request.version, request.params), []).append(index)
+        results: list[list[SampledSequence]] = [[] for _ in requests]
+        for (version, params), members in groups.items():
+            for part in self._parts(members, requests):
+                with applied(self._adapter(version)), torch.inference_mode():
+                    for index, sequences in zip(part, self._generate(part, requests, params), strict=True):
+                        results[index] = sequences
+        return results
+
+    def _check(self, request: SampleRequest) -> None:
+        self._adapter(request.version)
+        if not request.prompt_tokens:
+            raise UsageError("prompt_tokens: empty; accepted: at least one token")
+        room = self._max_context - len(request.prompt_tokens)
+        if request.params.max_tokens > room:
+            raise UsageError(
+                f"max_tokens: {request.params.max_tokens} after a prompt of {len(request.prompt_tokens)} tokens; "
+                f"accepted: at most {room}, so that both fit the context of {self._max_context}"
+            )
+
+    def _adapter(self, version: str) -> Adapter | None:
+        if version == BASE:
+            return None
+        if version not in self._digests:
+            known = ", ".join([BASE, *self._digests])
+            raise UsageError(f"version: {version!r} is not served; accepted: {known}")
+        return self._adapters[self._digests[version]]
+
+    def _parts(self, members: Sequence[int], requests: Sequence[SampleRequest]) -> list[list[int]]:
+        """Split the requests of a group so that a batch has at most `max_batch` sequences, if it can."""
+        parts: list[list[int]] = []
+        size = self._max_batch
+        for index in members:
+            if size + len(requests[index].seeds) > self._max_batch:
+                parts.append([])
+                size = 0
+            parts[-1].append(index)
+            size += len(requests[index].seeds)
+        return parts
+
+    def _generate(
+        self, part: Sequence[int], requests: Sequence[SampleRequest], params: SamplingParams
+    ) -> list[list[SampledSequence]]:
+        chosen = [requests[index] for index in part]
+        prompt_of_B = np.repeat(np.arange(len(chosen)), [len(request.seeds) for request in chosen])
+        seeds = [seed for request in chosen for seed in request.seeds]
+        batch = _Decoding.start(self._model, [request.prompt_tokens for request in chosen], prompt_of_B)
+        drawn = _Draws(params, seeds, self._tokenizer)
+        while True:
+            tokens_B = drawn.step(batch.logits_BV, batch.rows)
+            active = drawn.active(batch.rows)
+            if not active.any():
+                break
+            batch.advance(tokens_B, active)
+        results: list[list[SampledSequence]] = [[] for _ in chosen]
+        for b, prompt in enumerate(prompt_of_B):
+            results[prompt].append(drawn.sequence(b, chosen[prompt].version))
+        return results
+
+
+class _Draws:
+    """Tokens drawn so far, of every sequence of a batch."""
+
+    def __init__(
+        self, params: SamplingParams, seeds: Sequence[int], tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        self._params = params
+        self._tokenizer = tokenizer
+        self._stop_ids = frozenset(params.stop_token_ids)
+        # Philox is counter-based: cheap to create, and the stream is fixed by numpy's policy.
+        self._uniform_BT = np.stack(
+            [np.random.Generator(np.random.Philox(seed)).random(params.max_tokens) for seed in seeds]
+        )
+        self._tokens: list[list[int]] = [[] for _ in seeds]
+        self._logprobs: list[list[float]] = [[] for _ in seeds]
+        self._stopped: list[StopReason | None] = [None] * len(seeds)
+
+    def step(self, logits_BV: Tensor, rows: np.ndarray) -> np.ndarray:
+        """Draw the next token of each of `rows`; returns them in that order."""
+        tokens_B, logprobs_B = self._draw(logits_BV, rows)
+        for row, token, logprob in zip(rows, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
+            self._tokens[row].append(token)
+            self._logprobs[row].append(logprob)
+            self._stopped[row] = self._stop_reason(row)
+        return tokens_B
+
+    def _draw(self, logits_BV: Tensor, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self._params.temperature == 0:
+            tokens = logits_BV.argmax(-1).cpu().numpy()
+            return tokens, np.zeros(len(rows), np.float32)
+        logprobs_BV = log_distribution(logits_BV, self._params)
+        # Inverse transform in float64: rounding cannot reach a token of probability zero, because
+        # the threshold lies strictly below the total and the search is right-sided.
+        cumulative_BV = logprobs_BV.exp().double().cumsum(-1)
+        at = len(self._tokens[rows[0]])
+        uniform_B = torch.as_tensor(self._uniform_BT[rows, at], device=logits_BV.device)
+        threshold_B = uniform_B[:, None] * cumulative_BV[:, -1:]
+        tokens_B = torch.searchsorted(cumulative_BV, threshold_B, right=True)
+        picked_B = logprobs_BV.gather(1, tokens_B).squeeze(1).clamp(max=0.0)
+        return tokens_B.squeeze(1).cpu().numpy(), picked_B.cpu().numpy()
+
+    def _stop_reason(self, row: int) -> StopReason | None:
+        tokens = self._tokens[row]
+        if tokens[-1] in self._stop_ids:
+            return StopReason.STOP
+        if self._params.stop:
+            text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+            if any(stop in text for stop in self._params.stop):
+                return StopReason.STOP
+        return StopReason.LENGTH if len(tokens) == self._params.max_tokens else None
+
+    def active(self, rows: np.ndarray) -> np.ndarray:
+        """Bool: which of `rows` go on."""
+        return np.array([self._stopped[row] is None for row in rows])
+
+    def sequence(self, row: int, version: str) -> SampledSequence:
+        reason = self._stopped[row]
+        assert reason is not None
+        tokens, logprobs = np.array(self._tokens[row], np.int32), np.array(self._logprobs[row], np.float32)
+        return SampledSequence(tokens, logprobs, reason, version)
+
+
+@dataclass
+class _Decoding:
+    """The model's side of a batch: KV cache, and the logits of the next token of the live rows."""
+
+    model: nn.Module
+    cache: DynamicCache
+    seen_BT: Tensor
+    """int64, 1 where a column of the cache holds a token of the row."""
+    rows: np.ndarray
+    """Index of the sequence each live row belongs to."""
+    logits_BV: Tensor
+
+    @classmethod
+    def start(
+        cls, model: nn.Module, prompts: Sequence[tuple[int, ...]], prompt_of_B: np.ndarray
+    ) -> "_Decoding":
+        """Prefill each prompt once and fan its cache out to its sequences."""
+        device = next(model.parameters()).device
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        width = int(lengths.max())
+        tokens_PT = torch.zeros(len(prompts), width, dtype=torch.long)
+        for p, prompt in enumerate(prompts):
+            tokens_PT[p, : len(prompt)] = torch.tensor(prompt)
+        cache = DynamicCache(config=model.config)
+        # Prompts are padded on the right: causal attention already hides the padding.
+        hidden_PTD = model.model(
+            input_ids=tokens_PT.to(device), cache=cache, use_cache=True
+        ).last_hidden_state
+        logits_PV = model.lm_head(hidden_PTD[torch.arange(len(prompts), device=device), lengths - 1])
+        index_B = torch.as_tensor(prompt_of_B, device=device)
+        cache.batch_select_indices(index_B)
+        seen_PT = (torch.arange(width, device=device) < lengths[:, None]).long()
+        return cls(model, cache, seen_PT[index_B], np.arange(len(prompt_of_B)), logits_PV[index_B])
+
+    def advance(self, tokens_B: np.ndarray, active_B: np.ndarray) -> None:
+        """Drop finished rows, append each live row's token and compute the next logits."""
+        device = self.seen_BT.device
+        tokens = torch.as_tensor(tokens_B, device=device)
+        if not active_B.all():
+            keep = torch.as_tensor(np.flatnonzero(active_B), device=device)
+            self.cache.batch_select_indices(keep)
+            self.seen_BT, tokens, self.rows = self.seen_BT[keep], tokens[keep], self.rows[active_B]
+        position_B = self.seen_BT.sum(1)
+        self.seen_BT = torch.cat([self.seen_BT, torch.ones_like(self.seen_BT[:, :1])], dim=1)
+        hidden_BTD = self.model.model(
+            input_ids=tokens[:, None],
+            attention_mask=None if bool(self.seen_BT.all()) else self.seen_BT,
+            position_ids=position_B[:, None],
+            cache=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        self.logits_BV = self.model.lm_head(hidden_BTD[:, -1])

@@ -1,0 +1,1 @@
+"""Training: what computes gradients of policies and steps them."""

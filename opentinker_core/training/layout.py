@@ -1,0 +1,160 @@
+"""How datums become rows of a forward pass: padded, packed, or sharing the prompt of a group.
+
+A row holds blocks; a block is one prefix followed by segments. A token sees its block's prefix
+and the tokens before it in its own segment, at the position it has in its own sequence. So one
+description covers plain padding (one block, one segment a row), packing (several blocks) and
+prefix sharing (several segments: the completions of one prompt, which is run once). The forward
+pass gives every datum exactly what it would get alone.
+
+Axes: N positions of a datum, B rows, T columns of a row, M weighted positions of a micro-batch.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from opentinker_core.trajectories.types import Datum
+
+MAX_SHARED_ROW = 1024
+"""Columns of a row with several segments: its attention mask is dense, T x T."""
+
+
+@dataclass
+class _Row:
+    """One row under construction."""
+
+    tokens: list[np.ndarray] = field(default_factory=list)
+    positions: list[np.ndarray] = field(default_factory=list)
+    blocks: list[np.ndarray] = field(default_factory=list)
+    segments: list[np.ndarray] = field(default_factory=list)
+    columns: dict[int, np.ndarray] = field(default_factory=dict)
+    """Datum index → column of each of its N positions."""
+    length: int = 0
+    n_blocks: int = 0
+
+    def add_block(self, prefix: np.ndarray, members: Sequence[int], datums: Sequence[Datum]) -> None:
+        block, shared = self.n_blocks, len(prefix)
+        prefix_columns = self._append(prefix, 0, block, 0)
+        for segment, index in enumerate(members, start=1):
+            rest = datums[index].input_tokens_N[shared:]
+            self.columns[index] = np.concatenate([prefix_columns, self._append(rest, shared, block, segment)])
+        self.n_blocks += 1
+
+    def _append(self, tokens: np.ndarray, position: int, block: int, segment: int) -> np.ndarray:
+        n = len(tokens)
+        self.tokens.append(tokens)
+        self.positions.append(np.arange(position, position + n))
+        self.blocks.append(np.full(n, block))
+        self.segments.append(np.full(n, segment))
+        self.length += n
+        return np.arange(self.length - n, self.length)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether plain causal attention over the row is already right."""
+        return self.n_blocks == 1 and len(self.columns) == 1
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """Rows that go through the model at once, and where the weighted positions are in them."""
+
+    tokens_BT: np.ndarray
+    positions_BT: np.ndarray
+    attention_BTT: np.ndarray | None
+    """bool, true where the second axis' token sees the third's; None: plain causal."""
+    row_M: np.ndarray
+    column_M: np.ndarray
+    datum_M: np.ndarray
+    """Index of the datum each weighted position belongs to."""
+    position_M: np.ndarray
+    """Index into the datum's N positions."""
+
+
+def micro_batches(
+    datums: Sequence[Datum], budget: int, *, share_prefix: bool = True, pack: bool = False
+) -> Iterator[MicroBatch]:
+    """Lay out `datums` in rows and split these into micro-batches of at most `budget` padded tokens.
+
+    A single longer row stands alone. The result depends on the datums and arguments only.
+    """
+    rows = _rows(datums, min(budget, MAX_SHARED_ROW), share_prefix, pack)
+    rows.sort(key=lambda row: -row.length)
+    batch: list[_Row] = []
+    for row in rows:
+        if batch and batch[0].length * (len(batch) + 1) > budget:
+            yield _assemble(batch, datums)
+            batch = []
+        batch.append(row)
+    if batch:
+        yield _assemble(batch, datums)
+
+
+def _rows(datums: Sequence[Datum], limit: int, share_prefix: bool, pack: bool) -> list[_Row]:
+    """Blocks of the datums with equal prefix, each split to rows of at most `limit` columns."""
+    groups: dict[bytes | int, list[int]] = defaultdict(list)
+    for index, datum in enumerate(datums):
+        groups[_prefix(datum).tobytes() if share_prefix else index].append(index)
+    rows: list[_Row] = []
+    for members in groups.values():
+        prefix = _prefix(datums[members[0]]) if share_prefix else datums[members[0]].input_tokens_N[:0]
+        for part in _split(members, len(prefix), datums, limit):
+            length = len(prefix) + sum(len(datums[i].input_tokens_N) - len(prefix) for i in part)
+            row = _first_fit(rows, length, limit) if pack else None
+            if row is None:
+                rows.append(row := _Row())
+            row.add_block(prefix, part, datums)
+    return rows
+
+
+def _prefix(datum: Datum) -> np.ndarray:
+    """The inputs before and including the one that predicts the first weighted target."""
+    return datum.input_tokens_N[: int(np.argmax(datum.mask_N)) + 1]
+
+
+def _split(members: Sequence[int], shared: int, datums: Sequence[Datum], limit: int) -> Iterator[list[int]]:
+    part: list[int] = []
+    length = shared
+    for index in members:
+        own = len(datums[index].input_tokens_N) - shared
+        if part and length + own > limit:
+            yield part
+            part, length = [], shared
+        part.append(index)
+        length += own
+    yield part
+
+
+def _first_fit(rows: Sequence[_Row], length: int, limit: int) -> _Row | None:
+    return next((row for row in rows if row.length + length <= limit), None)
+
+
+def _assemble(rows: Sequence[_Row], datums: Sequence[Datum]) -> MicroBatch:
+    width = max(row.length for row in rows)
+    tokens_BT = np.zeros((len(rows), width), np.int64)
+    positions_BT = np.zeros((len(rows), width), np.int64)
+    weighted: list[tuple[np.ndarray, ...]] = []
+    for b, row in enumerate(rows):
+        tokens_BT[b, : row.length] = np.concatenate(row.tokens)
+        positions_BT[b, : row.length] = np.concatenate(row.positions)
+        for index, columns in row.columns.items():
+            at = np.flatnonzero(datums[index].mask_N)
+            weighted.append((np.full(len(at), b), columns[at], np.full(len(at), index), at))
+    attention = None if all(row.is_causal for row in rows) else _attention(rows, width)
+    return MicroBatch(
+        tokens_BT, positions_BT, attention, *(np.concatenate(x) for x in zip(*weighted, strict=True))
+    )
+
+
+def _attention(rows: Sequence[_Row], width: int) -> np.ndarray:
+    """Padding sees itself only, which keeps its softmax finite and is read by nobody."""
+    attention_BTT = np.zeros((len(rows), width, width), bool)
+    for b, row in enumerate(rows):
+        block, segment = np.concatenate(row.blocks), np.concatenate(row.segments)
+        same = (block[:, None] == block) & ((segment == 0) | (segment[:, None] == segment))
+        attention_BTT[b, : row.length, : row.length] = np.tril(same)
+    diagonal = np.arange(width)
+    attention_BTT[:, diagonal, diagonal] = True
+    return attention_BTT
