@@ -49,6 +49,7 @@ class Snapshot:
 
     kind: SnapshotKind
     uri: str
+    """The folder of its files; on a local store a plain (for `sampler`: PEFT) directory."""
     digest: str
     size: int
 
@@ -60,13 +61,17 @@ class SnapshotStore(Protocol):
     """Root: `file:///...` or `s3://bucket/prefix`."""
 
     def publish(self, key: tuple[str, ...], kind: SnapshotKind, directory: Path) -> Snapshot:
-        """Publish the files below `directory` under `key`, e.g. `("adder-1f2e", "v000012", "sampler")`.
+        """Publish the files in `directory` under `key`, e.g. `("adder-1f2e", "v000012", "sampler")`.
+
+        A snapshot holds plain `.safetensors`, `.json`, `.md` and `.txt` files with safe names, no
+        folders and no links.
 
         Publishing the same content again returns the existing snapshot (so a crash between publish
         and its record can be repeated); of concurrent writers of different content one wins.
 
         Raises:
-            UsageError: a key part is not a safe name (`opentinker_core.names`).
+            UsageError: a key part is not a safe name (`opentinker_core.names`), or `directory` holds
+                nothing or something that is not accepted.
             SnapshotConflictError: the key holds other content.
             SnapshotError: the store cannot be written (full, read-only, unreachable).
         """
