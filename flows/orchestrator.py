@@ -1,0 +1,141 @@
+"""Which Prefect server a command talks to, and the settings Prefect is imported with.
+
+In order: `PREFECT_API_URL`; the server of a running `opentinker up` on this home; a Prefect profile
+of the user's own; else a private server on `home/prefect` that lives as long as the command.
+"""
+
+import json
+import os
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows import servers
+from opentinker_core.errors import OpenTinkerError
+
+_FLUSH_S = 1
+"""How often the private server stores task runs; what it holds back at its end is lost."""
+
+SETTINGS = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "opentinker_core",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": str(_FLUSH_S),
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": str(_FLUSH_S),
+}
+"""Offline, quiet defaults; a variable that is already set wins."""
+
+
+@dataclass
+class Orchestrator:
+    """The Prefect API of this process; `server` is set where the process brought its own."""
+
+    api_url: str
+    server: servers.Server | None = None
+    _flushed_at: float = field(default=0.0, repr=False)
+
+    @property
+    def ui_url(self) -> str:
+        """Where runs can be looked at; empty for a private server, which has no UI."""
+        return "" if self.server else self.api_url.removesuffix("/api")
+
+    def wait(self) -> None:
+        """Return once the API answers.
+
+        Raises:
+            OpenTinkerError: it does not.
+        """
+        if self.server is not None:
+            servers.wait_until_healthy([(self.server, "/api/health")])
+        elif self.api_url and not servers.answers(f"{self.api_url}/health"):
+            raise OpenTinkerError(
+                f"no Prefect server answers at {self.api_url}; start it, or unset PREFECT_API_URL "
+                "(and any Prefect profile) to run without one"
+            )
+
+    def flush(self) -> None:
+        """Hand the last events of this process to the server."""
+        from prefect.events.worker import EventsWorker
+
+        EventsWorker.drain_all(timeout=5)
+        self._flushed_at = time.monotonic()
+
+    def close(self) -> None:
+        """Stop the private server, after it had time to store what it was given."""
+        if self.server is None:
+            return
+        if self._flushed_at:
+            time.sleep(max(0.0, self._flushed_at + _FLUSH_S + 0.3 - time.monotonic()))
+        self.server.stop()
+        self.server.log.unlink(missing_ok=True)
+
+
+@contextmanager
+def orchestrator(home: Path, *, verbose: bool = False) -> Iterator[Orchestrator]:
+    """Point Prefect, which must not be imported yet, at a server; the private one is still starting.
+
+    Args:
+        home: The installation's home.
+        verbose: Show Prefect's own log on stderr; else only the run page has it.
+    """
+    defaults = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if verbose else "CRITICAL", **SETTINGS}
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    found = _find(home)
+    if found.api_url:
+        os.environ["PREFECT_API_URL"] = found.api_url
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@contextmanager
+def without_heartbeat() -> Iterator[None]:
+    """Run flows without the heartbeat thread, for whose last beat a sync flow waits a second."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+
+
+def read_up(home: Path) -> dict[str, Any] | None:
+    """What a live `opentinker up` on this home recorded: pid, prefect_url, mlflow_url."""
+    try:
+        state = json.loads((home / "up.json").read_text(encoding="utf-8"))
+        os.kill(int(state["pid"]), 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return state if servers.answers(f"{state.get('prefect_url')}/api/health") else None
+
+
+def _find(home: Path) -> Orchestrator:
+    if url := os.environ.get("PREFECT_API_URL"):
+        return Orchestrator(url.rstrip("/"))
+    if up := read_up(home):
+        return Orchestrator(f"{up['prefect_url']}/api")
+    if (url := _profile_api_url()) is not None:
+        return Orchestrator(url.rstrip("/"))
+    os.environ["PREFECT_HOME"] = str(home / "prefect")
+    server = servers.start_prefect(home, servers.free_port(), full=False)
+    return Orchestrator(f"{server.url}/api", server)
+
+
+def _profile_api_url() -> str | None:
+    """The API URL of the user's active Prefect profile, if there is one."""
+    prefect_home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH") or prefect_home / "profiles.toml")
+    try:
+        profiles = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError):
+        return None
+    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active", "")
+    url = profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL")
+    return url if isinstance(url, str) else None
