@@ -135,7 +135,9 @@ def _write_flushed(target: Path, source: Path | bytes) -> None:
         if isinstance(source, bytes):
             stream.write(source)
         else:
-            with _translated("read", source), source.open("rb") as original:
+            with _translated("read", source):
+                original = source.open("rb")
+            with original:
                 shutil.copyfileobj(original, stream, 1 << 20)
         stream.flush()
         os.fsync(stream.fileno())
