@@ -15,3 +15,7 @@ class TrajectoryError(OpenTinkerError):
 
 class TransitionError(TrajectoryError):
     """A call that the builder's state does not allow."""
+
+
+class TrajectoryStoreError(OpenTinkerError):
+    """A stored set is not what its digest or its format says."""

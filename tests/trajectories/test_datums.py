@@ -1,5 +1,7 @@
 """The shift by one: every sampled token is a target exactly once, with its own logprob and signal."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -83,7 +85,7 @@ def test_a_turn_of_advantage_zero_is_still_counted() -> None:
         ({"advantages": 1.0, "temperature": 0.0}, "greedy"),
     ],
 )
-def test_wrong_signals_are_refused(signal: dict[str, float], message: str) -> None:
+def test_wrong_signals_are_refused(signal: dict[str, Any], message: str) -> None:
     with pytest.raises(TrajectoryError, match=message):
         to_datum(two_turns(), **signal)
 

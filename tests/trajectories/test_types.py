@@ -8,7 +8,7 @@ import pytest
 
 from opentinker_core.trajectories.datums import to_datum
 from opentinker_core.trajectories.errors import TrajectoryError
-from opentinker_core.trajectories.types import EndReason, Trajectory
+from opentinker_core.trajectories.types import Datum, EndReason, Trajectory
 from tests.trajectories.strategies import demonstration, two_turns
 
 
@@ -25,7 +25,7 @@ def _changed(array: np.ndarray, position: int, value: float) -> np.ndarray:
 
 
 T = two_turns()
-BROKEN_TRAJECTORIES = {
+BROKEN_TRAJECTORIES: dict[str, dict[str, Any]] = {
     "tokens_T": {"tokens_T": T.tokens_T.astype(np.int64)},
     "tokens_T[3]": {"tokens_T": _changed(T.tokens_T, 3, -1)},
     "len(mask_T)": {"mask_T": T.mask_T[:-1]},
@@ -89,7 +89,7 @@ def test_equality_compares_contents() -> None:
 
 RL = to_datum(T, advantages=[1.0, -2.0], temperature=0.7)
 SFT = to_datum(demonstration(), weights=1.0)
-BROKEN_DATUMS = {
+BROKEN_DATUMS: dict[str, tuple[Datum, dict[str, Any]]] = {
     "input_tokens_N": (RL, {"input_tokens_N": RL.input_tokens_N.astype(np.int32)}),
     "len(target_tokens_N)": (RL, {"target_tokens_N": RL.target_tokens_N[1:]}),
     "len(advantages_N)": (RL, {"advantages_N": RL.advantages_N[1:]}),  # type: ignore[index]
