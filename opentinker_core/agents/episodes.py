@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from envs.protocol import Action, Demonstrates, Environment, Observation
 
+from envs.protocol import Action, Demonstrates, Environment, Observation
 from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.models.renderer import Renderer
 from opentinker_core.sampling.protocol import SampledSequence, Sampler, SampleRequest, SamplingParams
@@ -79,8 +79,8 @@ def play(
             _take_turn(episode, sequence, settings)
     if episodes and all(episode.end is EndReason.FAILED for episode in episodes):
         raise OpenTinkerError(
-            f"environment {settings.environment!r}: all {len(episodes)} episodes of step {settings.step} failed; "
-            f"the first said: {episodes[0].info.get('error')}"
+            f"environment {settings.environment!r}: all {len(episodes)} episodes of step {settings.step} "
+            f"failed; the first said: {episodes[0].info.get('error')}"
         )
     return [_finish(episode) for episode in episodes]
 

@@ -123,9 +123,12 @@ class SFTPhase(Frozen):
     data: str = "environment"
     """`environment`: demonstrations of the environment's training problems; else the path of a
     JSONL file with `prompt` and `completion` strings."""
+    examples: PositiveInt = 256
+    """Demonstrations made of the environment; with a file, all of its lines are used."""
     optimizer: OptimizerConfig = OptimizerConfig()
     normalizer: Normalizer = Normalizer.TOKENS
-    publish_every: PositiveInt = 10
+    publish_every: PositiveInt = 25
+    """Steps between published versions; a killed run goes on from the last."""
 
 
 class RLPhase(Frozen):

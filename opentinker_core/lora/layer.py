@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from opentinker_kernels import expand_add, shrink
 from torch import Tensor, nn
 
 from opentinker_core.config.schema import LoRAConfig
 from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.lora.adapter import Adapter
+from opentinker_kernels import expand_add, shrink
 
 _HEAD = "lm_head"
 
@@ -19,7 +19,7 @@ class _Unset:
     """Marks a forward pass for which nobody said which adapter applies."""
 
 
-_active: ContextVar[Adapter | None | type[_Unset]] = ContextVar("adapter", default=_Unset)
+_active: ContextVar[Adapter | type[_Unset] | None] = ContextVar("adapter", default=_Unset)
 
 
 @contextmanager

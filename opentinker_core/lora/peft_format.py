@@ -64,16 +64,14 @@ def read_peft(directory: Path, shapes: dict[str, tuple[int, int]], device: torch
     names = sorted({_layer_of(key, directory) for key in tensors})
     factors = {}
     for name in names:
-        pair = [tensors.get(f"{_PREFIX}{name}.lora_{which}.weight") for which in "AB"]
-        if name not in shapes or pair[0] is None or pair[1] is None:
+        A_RK, B_NR = (tensors.get(f"{_PREFIX}{name}.lora_{which}.weight") for which in "AB")
+        if name not in shapes or A_RK is None or B_NR is None:
             raise OpenTinkerError(f"{directory}: layer {name!r} is not in the base model, or lacks a factor")
-        A_RK, B_NR = pair
+        found = (tuple(A_RK.shape), tuple(B_NR.shape))
         inputs, outputs = shapes[name]
-        if A_RK.shape != (config["r"], inputs) or B_NR.shape != (outputs, config["r"]):
-            raise OpenTinkerError(
-                f"{directory}: layer {name!r} has factors {tuple(A_RK.shape)} and {tuple(B_NR.shape)}; "
-                f"rank {config['r']} and the base model ask for {(config['r'], inputs)} and {(outputs, config['r'])}"
-            )
+        expected = ((config["r"], inputs), (outputs, config["r"]))
+        if found != expected:
+            raise OpenTinkerError(f"{directory}: layer {name!r} has factors {found}; accepted: {expected}")
         factors[name] = LoRAFactors(A_RK.float().to(device), B_NR.float().T.contiguous().to(device))
     lora = LoRAConfig(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(names))
     return Adapter(lora, factors)

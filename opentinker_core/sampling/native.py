@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from opentinker_core.errors import UsageError
 from opentinker_core.lora.adapter import Adapter
 from opentinker_core.lora.layer import applied
+from opentinker_core.models.decoder import Decoder
 from opentinker_core.sampling.distribution import log_distribution
 from opentinker_core.sampling.protocol import BASE, SampledSequence, SampleRequest, SamplingParams
 from opentinker_core.trajectories.types import StopReason
@@ -31,21 +32,20 @@ class NativeSampler:
 
     def __init__(
         self,
-        model: nn.Module,
+        decoder: Decoder,
         tokenizer: PreTrainedTokenizerBase,
         fetch: FetchSnapshot,
         read_adapter: ReadAdapter,
         *,
-        max_context: int,
         keep_versions: int = 4,
         max_batch: int = 256,
     ) -> None:
         """`fetch(uri, digest)` gives the verified directory of a snapshot, `read_adapter` loads it."""
-        self._model = model
+        self._decoder = decoder
         self._tokenizer = tokenizer
         self._fetch = fetch
         self._read_adapter = read_adapter
-        self._max_context = max_context
+        self._max_context = decoder.max_context
         self._keep = keep_versions
         self._max_batch = max_batch
         self._digests: dict[str, str] = {}
@@ -85,8 +85,8 @@ class NativeSampler:
         room = self._max_context - len(request.prompt_tokens)
         if request.params.max_tokens > room:
             raise UsageError(
-                f"max_tokens: {request.params.max_tokens} after a prompt of {len(request.prompt_tokens)} tokens; "
-                f"accepted: at most {room}, so that both fit the context of {self._max_context}"
+                f"max_tokens: {request.params.max_tokens} after a prompt of {len(request.prompt_tokens)} "
+                f"tokens; accepted: at most {room}, so that both fit the context of {self._max_context}"
             )
 
     def _adapter(self, version: str) -> Adapter | None:
@@ -115,7 +115,7 @@ class NativeSampler:
         chosen = [requests[index] for index in part]
         prompt_of_B = np.repeat(np.arange(len(chosen)), [len(request.seeds) for request in chosen])
         seeds = [seed for request in chosen for seed in request.seeds]
-        batch = _Decoding.start(self._model, [request.prompt_tokens for request in chosen], prompt_of_B)
+        batch = _Decoding.start(self._decoder, [request.prompt_tokens for request in chosen], prompt_of_B)
         drawn = _Draws(params, seeds, self._tokenizer)
         while True:
             tokens_B = drawn.step(batch.logits_BV, batch.rows)
@@ -195,7 +195,7 @@ class _Draws:
 class _Decoding:
     """The model's side of a batch: KV cache, and the logits of the next token of the live rows."""
 
-    model: nn.Module
+    decoder: Decoder
     cache: DynamicCache
     seen_BT: Tensor
     """int64, 1 where a column of the cache holds a token of the row."""
@@ -205,25 +205,23 @@ class _Decoding:
 
     @classmethod
     def start(
-        cls, model: nn.Module, prompts: Sequence[tuple[int, ...]], prompt_of_B: np.ndarray
+        cls, decoder: Decoder, prompts: Sequence[tuple[int, ...]], prompt_of_B: np.ndarray
     ) -> "_Decoding":
         """Prefill each prompt once and fan its cache out to its sequences."""
-        device = next(model.parameters()).device
+        device = decoder.device
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         width = int(lengths.max())
         tokens_PT = torch.zeros(len(prompts), width, dtype=torch.long)
         for p, prompt in enumerate(prompts):
             tokens_PT[p, : len(prompt)] = torch.tensor(prompt)
-        cache = DynamicCache(config=model.config)
+        cache = DynamicCache(config=decoder.config)
         # Prompts are padded on the right: causal attention already hides the padding.
-        hidden_PTD = model.model(
-            input_ids=tokens_PT.to(device), cache=cache, use_cache=True
-        ).last_hidden_state
-        logits_PV = model.lm_head(hidden_PTD[torch.arange(len(prompts), device=device), lengths - 1])
+        hidden_PTD = decoder.hidden(input_ids=tokens_PT.to(device), cache=cache, use_cache=True)
+        logits_PV = decoder.logits(hidden_PTD[torch.arange(len(prompts), device=device), lengths - 1])
         index_B = torch.as_tensor(prompt_of_B, device=device)
         cache.batch_select_indices(index_B)
         seen_PT = (torch.arange(width, device=device) < lengths[:, None]).long()
-        return cls(model, cache, seen_PT[index_B], np.arange(len(prompt_of_B)), logits_PV[index_B])
+        return cls(decoder, cache, seen_PT[index_B], np.arange(len(prompt_of_B)), logits_PV[index_B])
 
     def advance(self, tokens_B: np.ndarray, active_B: np.ndarray) -> None:
         """Drop finished rows, append each live row's token and compute the next logits."""
@@ -235,11 +233,11 @@ class _Decoding:
             self.seen_BT, tokens, self.rows = self.seen_BT[keep], tokens[keep], self.rows[active_B]
         position_B = self.seen_BT.sum(1)
         self.seen_BT = torch.cat([self.seen_BT, torch.ones_like(self.seen_BT[:, :1])], dim=1)
-        hidden_BTD = self.model.model(
+        hidden_BTD = self.decoder.hidden(
             input_ids=tokens[:, None],
             attention_mask=None if bool(self.seen_BT.all()) else self.seen_BT,
             position_ids=position_B[:, None],
             cache=self.cache,
             use_cache=True,
-        ).last_hidden_state
-        self.logits_BV = self.model.lm_head(hidden_BTD[:, -1])
+        )
+        self.logits_BV = self.decoder.logits(hidden_BTD[:, -1])

@@ -1,4 +1,4 @@
-"""The trainer's primitives, each naming a policy: forward, forward_backward, optim_step, and state in and out.
+"""The trainer's primitives, each naming a policy: forward, forward_backward, optim_step, state in and out.
 
 Axes: M weighted positions, N positions of a datum, V vocabulary.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from opentinker_core.config.schema import LoRAConfig, OptimizerConfig
@@ -19,6 +19,7 @@ from opentinker_core.errors import UsageError
 from opentinker_core.lora.adapter import Adapter
 from opentinker_core.lora.layer import LoRALinear, applied, target_shapes
 from opentinker_core.lora.peft_format import read_peft, write_peft
+from opentinker_core.models.decoder import Decoder
 from opentinker_core.objectives.types import Objective, SignalBatch, combine_metrics, finalize_metrics
 from opentinker_core.sampling.distribution import log_distribution
 from opentinker_core.training.layout import MicroBatch, micro_batches
@@ -54,16 +55,16 @@ class Trainer:
 
     def __init__(
         self,
-        model: nn.Module,
+        decoder: Decoder,
         layers: dict[str, LoRALinear],
         base_model: str,
         layout: LayoutSettings = LayoutSettings(),
     ) -> None:
-        self._model = model
+        self._decoder = decoder
         self._layers = layers
         self._base_model = base_model
         self.layout = layout
-        self._device = next(model.parameters()).device
+        self._device = decoder.device
         self._shapes = {n: (x.base.in_features, x.base.out_features) for n, x in layers.items()}
         self._policies: dict[str, PolicyState] = {}
 
@@ -163,7 +164,7 @@ class Trainer:
         if batch.attention_BTT is not None:
             inputs["attention_mask"] = torch.from_numpy(batch.attention_BTT).to(self._device)[:, None]
             inputs["position_ids"] = torch.from_numpy(batch.positions_BT).to(self._device)
-        hidden_BTD = self._model.model(**inputs, use_cache=False).last_hidden_state
+        hidden_BTD = self._decoder.hidden(**inputs, use_cache=False)
         rows = torch.from_numpy(batch.row_M).to(self._device)
         hidden_MD = hidden_BTD[rows, torch.from_numpy(batch.column_M).to(self._device)]
         targets_M = torch.from_numpy(_flat(batch, [datum.target_tokens_N for datum in datums])).to(
@@ -175,7 +176,7 @@ class Trainer:
 
     def _head(self, hidden_MD: Tensor, targets_M: Tensor, shape: Datum, adapter: Adapter | None) -> Tensor:
         def logprobs(hidden: Tensor) -> Tensor:
-            logits_MV = self._model.lm_head(hidden)
+            logits_MV = self._decoder.logits(hidden)
             return (
                 log_distribution(logits_MV, shape, keep_M=targets_M).gather(1, targets_M[:, None]).squeeze(1)
             )

@@ -1,0 +1,115 @@
+"""Open a run: find it again by id or flow run, or start it from the state its config names."""
+
+import subprocess
+from pathlib import Path
+
+from opentinker_core.config.schema import TrainConfig
+from opentinker_core.digests import digest_json
+from opentinker_core.errors import UsageError
+from opentinker_core.policies.catalog import Catalog
+from opentinker_core.policies.types import Policy, PolicyVersion, Run, RunStatus
+
+_FRESH = "base"
+
+
+def config_digest(config: TrainConfig) -> str:
+    """The digest under which a config is recorded."""
+    return digest_json(config.model_dump(mode="json"))
+
+
+def find_run(catalog: Catalog, run_id: str | None, flow_run_id: str | None) -> Run | None:
+    """The run to go on with: named, or that of a flow run which is retried.
+
+    Raises:
+        NotFoundError: `run_id` names no run.
+    """
+    if run_id is not None:
+        return catalog.run(run_id)
+    return catalog.run_of_flow(flow_run_id) if flow_run_id is not None else None
+
+
+def recorded_config(run: Run, given: TrainConfig | None) -> TrainConfig:
+    """The config of `run`, which `given` must equal except for the start that was pinned.
+
+    Raises:
+        UsageError: it differs: a run that changed its config half way would not be replayable.
+    """
+    recorded = TrainConfig.model_validate(run.config)
+    if given is not None:
+        policy = given.policy.model_copy(update={"start": recorded.policy.start})
+        if config_digest(given.model_copy(update={"policy": policy})) != run.config_digest:
+            raise UsageError(
+                f"config: not the one run {run.run_id} was started with ({run.config_digest[:12]}); "
+                "accepted: the same config, or a new run"
+            )
+    return recorded
+
+
+def start_run(
+    catalog: Catalog, config: TrainConfig, flow_run_id: str | None
+) -> tuple[Run, TrainConfig, Policy]:
+    """Record a new run; what its start refers to is pinned to a version number first.
+
+    Raises:
+        UsageError: the start does not exist, or its base model, LoRA config or checkpoint do not fit.
+    """
+    source = starting_version(catalog, config)
+    if source is not None:
+        config = config.model_copy(update={"policy": config.policy.model_copy(update={"start": source.ref})})
+    wanted = config.policy
+    forked_from = source.ref if source is not None and source.policy_name != wanted.name else None
+    policy = catalog.create_policy(wanted.name, wanted.base_model, wanted.lora, forked_from=forked_from)
+    run = catalog.start_run(
+        config.name,
+        policy.policy_id,
+        config.model_dump(mode="json"),
+        config_digest(config),
+        code_commit(),
+        flow_run_id,
+    )
+    return run, config, policy
+
+
+def starting_version(catalog: Catalog, config: TrainConfig) -> PolicyVersion | None:
+    """The version that `policy.start` names; None for a fresh adapter.
+
+    Raises:
+        UsageError: it does not exist, or does not fit the config.
+    """
+    start = config.policy.start
+    if start == _FRESH:
+        return None
+    version = catalog.version(start if "@" in start else f"{config.policy.name}@{start}")
+    source = catalog.policy(version.policy_name)
+    for field, ours, theirs in (
+        ("base_model", config.policy.base_model, source.base_model),
+        ("lora", config.policy.lora, source.lora),
+    ):
+        if ours != theirs:
+            raise UsageError(
+                f"policy.{field}: {ours!r}, but {version.ref} has {theirs!r}; accepted: the same"
+            )
+    if version.checkpoint is None:
+        raise UsageError(
+            f"policy.start: the checkpoint of {version.ref} was pruned (record.keep_checkpoints); "
+            "accepted: a version that still has one, as `opentinker versions` shows"
+        )
+    return version
+
+
+def resume_run(catalog: Catalog, run: Run, flow_run_id: str | None) -> Run:
+    """Mark `run` as running again, under the flow run that goes on with it."""
+    return catalog.update_run(run.run_id, status=RunStatus.RUNNING, flow_run_id=flow_run_id)
+
+
+def code_commit() -> str | None:
+    """The git commit of the checkout this code runs from, `-dirty` if it has changes; None elsewhere."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None  # git is not there, or does not trust the directory: the commit is unknown
+    return found.stdout.strip() or None

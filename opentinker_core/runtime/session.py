@@ -1,0 +1,351 @@
+"""One training run in this process: a method a phase, each of which can be repeated.
+
+The catalog is the durable truth. A phase first looks whether the catalog has its outcome already;
+whatever is only in memory (the policy's state, the batch of a step) is rebuilt from the last
+published version. So a run that is killed anywhere goes on with `open_session(run_id=...)` and
+ends with the same tokens, losses and snapshot as one that was left alone.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from opentinker_core.advantages import advantages
+from opentinker_core.agents.episodes import EpisodeSpec, play
+from opentinker_core.config.schema import RLPhase, SamplingConfig, SFTPhase, TrainConfig
+from opentinker_core.errors import UsageError
+from opentinker_core.evaluation.controls import shuffle_rewards
+from opentinker_core.evaluation.intervals import mean_interval
+from opentinker_core.objectives.compose import rl_objective
+from opentinker_core.objectives.cross_entropy import cross_entropy
+from opentinker_core.objectives.normalizers import token_scales
+from opentinker_core.policies.types import (
+    Evaluation,
+    Policy,
+    PolicyVersion,
+    Run,
+    RunStatus,
+    TrajectorySet,
+)
+from opentinker_core.runtime import demonstrations, opening
+from opentinker_core.runtime.engine import Engine, open_engine
+from opentinker_core.runtime.policy_states import PolicyStates
+from opentinker_core.runtime.trajectory_sets import TrajectorySets, check_environment
+from opentinker_core.runtime.workspace import Workspace
+from opentinker_core.sampling.protocol import BASE
+from opentinker_core.seeds import derive_seed
+from opentinker_core.training.trainer import ForwardBackward
+from opentinker_core.trajectories.datums import to_datum
+from opentinker_core.trajectories.digest import token_ids_digest
+from opentinker_core.trajectories.types import Datum, EndReason, Trajectory
+
+logger = logging.getLogger(__name__)
+
+_MISMATCH_ALARM = {"float32": 1e-3, "bfloat16": 0.5}
+"""Difference between sampler and trainer logprobs above which a wrong adapter is the likely cause."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """The datums of one RL step, what their tokens count, and the step they belong to."""
+
+    step: int
+    datums: list[Datum]
+    scales: list[np.ndarray]
+    summary: dict[str, float]
+
+
+class RunSession:
+    """See the module. Steps count from 1; those of the SFT phase come first."""
+
+    def __init__(
+        self, workspace: Workspace, run: Run, config: TrainConfig, policy: Policy, engine: Engine
+    ) -> None:
+        self.workspace = workspace
+        self.run = run
+        self.config = config
+        self.policy = policy
+        self.engine = engine
+        self._states = PolicyStates(workspace, run, config, policy, engine)
+        self._sets = TrajectorySets(workspace, run.run_id, config, engine)
+        self._batch: _Batch | None = None
+        self.version = self._states.first_version()
+        """The last version this run published."""
+        self.refresh(self.version)
+
+    @property
+    def next_step(self) -> int:
+        """The first step whose outcome is not published."""
+        return self.version.step + 1
+
+    @property
+    def sft_steps(self) -> int:
+        """Number of steps of the SFT phase, which come before those of the RL phase."""
+        return self.config.sft.steps if self.config.sft else 0
+
+    def rollout(self, step: int) -> TrajectorySet:
+        """Sample the episodes of an RL step with the current version; stored once, reused when repeated."""
+        if (stored := self._sets.stored(step)) is not None:
+            return stored
+        phase, seed = self._rl, self.config.seed
+        specs = [
+            EpisodeSpec(
+                environment_seed=derive_seed(seed, "problem", step, group),
+                group=group,
+                member=member,
+                draw_seed=derive_seed(seed, "draw", step, group, member),
+            )
+            for group in range(phase.groups)
+            for member in range(phase.group_size)
+        ]
+        settings = self._sets.settings(phase.sampling, "train", step, phase.max_turns)
+        trajectories = play(specs, settings, self.engine.sampler, self.version.ref)
+        return self._sets.store(trajectories, step, "train", self.version.ref)
+
+    def build_batch(self, step: int, trajectory_set: TrajectorySet) -> dict[str, float]:
+        """Turn the episodes of a step into datums with advantages; those without signal are left out."""
+        phase = self._rl
+        trajectories = self._sets.load(trajectory_set)
+        rewards = [trajectory.reward for trajectory in trajectories]
+        if phase.shuffle_rewards:
+            rewards = shuffle_rewards(rewards, derive_seed(self.config.seed, "shuffle", step))
+        values = advantages(phase.advantage, rewards, [trajectory.group for trajectory in trajectories])
+        penalized = phase.objective.kl_coefficient > 0
+        datums = [
+            to_datum(
+                trajectory,
+                advantages=value,
+                temperature=phase.sampling.temperature,
+                top_p=phase.sampling.top_p,
+                top_k=phase.sampling.top_k,
+            )
+            for trajectory, reward, value in zip(trajectories, rewards, values, strict=True)
+            if reward is not None and (value != 0 or penalized)
+        ]
+        scales = token_scales(phase.objective.normalizer, datums, phase.sampling.max_tokens)
+        self._batch = _Batch(step, datums, scales, _summary(trajectories, values, datums))
+        return self._batch.summary
+
+    def update(self, step: int) -> dict[str, float]:
+        """One optimizer step on the batch of `step`, from the published state however often it is called."""
+        if self._batch is None or self._batch.step != step:
+            self.build_batch(step, self.rollout(step))
+        batch, phase = self._batch, self._rl
+        assert batch is not None
+        self._states.restore(self.version)
+        metrics = dict(batch.summary)
+        if not batch.datums:  # no episode told another from its group: nothing to learn
+            return metrics
+        self._states.touched()
+        result = self.engine.trainer.forward_backward(
+            self.run.run_id,
+            batch.datums,
+            rl_objective(phase.objective),
+            batch.scales,
+            with_reference=phase.objective.kl_coefficient > 0,
+        )
+        metrics |= result.metrics | self._mismatch(result, batch.datums)
+        return metrics | self.engine.trainer.optim_step(self.run.run_id, phase.optimizer)
+
+    def sft(
+        self, start: int, stop: int, report: Callable[[int, float], None] = lambda *_: None
+    ) -> dict[str, float]:
+        """SFT steps `start` to `stop`, both included; calls `report(step, loss)` after each.
+
+        Returns:
+            The metrics of the last of them.
+        """
+        phase, seed = self._sft, self.config.seed
+        datums = [to_datum(t, weights=1.0) for t in self._sets.load(self.demonstrations())]
+        self._states.restore(self.version)
+        self._states.touched()
+        metrics: dict[str, float] = {}
+        for step in range(start, stop + 1):
+            rows = demonstrations.batch_rows(seed, step, phase.batch_size, len(datums))
+            batch = [datums[row] for row in rows]
+            scales = token_scales(phase.normalizer, batch, max(len(datum) for datum in batch))
+            result = self.engine.trainer.forward_backward(self.run.run_id, batch, cross_entropy, scales)
+            metrics = result.metrics | self.engine.trainer.optim_step(self.run.run_id, phase.optimizer)
+            report(step, result.loss)
+        return metrics
+
+    def demonstrations(self) -> TrajectorySet:
+        """The demonstrations of the SFT phase, one set for all of its steps; stored once."""
+        if (stored := self._sets.stored(1)) is not None:
+            return stored
+        phase = self._sft
+        sampling = self.config.rl.sampling if self.config.rl else SamplingConfig()
+        settings = self._sets.settings(sampling, "train", 1, self._max_turns)
+        if phase.data == "environment":
+            trajectories = demonstrations.from_environment(settings, self.config.seed, phase.examples)
+        else:
+            trajectories = demonstrations.from_file(Path(phase.data), settings)
+        return self._sets.store(trajectories, 1, "train", "demonstration")
+
+    def publish(self, step: int, metrics: dict[str, float]) -> PolicyVersion:
+        """Publish the state after `step`: snapshots first, then version and lineage in one transaction."""
+        if self.version.step >= step:
+            return self.version
+        supervised = step <= self.sft_steps
+        trained_on = self.demonstrations() if supervised else self.rollout(step)
+        self.version = self._states.publish(
+            step, "sft" if supervised else "rl", metrics, [trained_on.set_id], self.version.ref
+        )
+        self._batch = None
+        self._sets.release(keep=trained_on if supervised else None)
+        self._states.prune()
+        return self.version
+
+    def refresh(self, version: PolicyVersion) -> None:
+        """Let the sampler serve `version` from its published snapshot."""
+        self.engine.sampler.refresh(version.ref, version.sampler.uri, version.sampler.digest)
+
+    def evaluates_at(self, step: int) -> bool:
+        """Whether the version of `step` is evaluated: every `evaluation.every` steps, and the last."""
+        every = self.config.evaluation.every
+        return step == self.config.steps or (every > 0 and step % every == 0)
+
+    def evaluate(self, ref: str) -> Evaluation:
+        """Evaluate a version, or `base`, on held-out problems: the same ones and draws for each."""
+        catalog, plan, seed = self.workspace.catalog, self.config.evaluation, self.config.seed
+        if done := catalog.evaluations(run_id=self.run.run_id, subject=ref):
+            return done[0]
+        step = 0
+        if ref != BASE:
+            version = catalog.version(ref)
+            step = version.step
+            self.refresh(version)
+        specs = [
+            EpisodeSpec(
+                environment_seed=derive_seed(seed, "held-out", problem),
+                group=problem,
+                member=sample,
+                draw_seed=derive_seed(seed, "evaluate", problem, sample),
+            )
+            for problem in range(plan.episodes)
+            for sample in range(plan.samples)
+        ]
+        settings = self._sets.settings(self.config.evaluation_sampling, "held_out", step, self._max_turns)
+        trajectories = play(specs, settings, self.engine.sampler, ref)
+        stored = self._sets.store(trajectories, step, "evaluation", ref)
+        evaluation = catalog.add_evaluation(self._evaluation(ref, step, trajectories, stored))
+        self._mark_best(evaluation)
+        return evaluation
+
+    def finish(self, status: RunStatus, error: str | None = None) -> None:
+        """Record how the run ended."""
+        self.run = self.workspace.catalog.update_run(self.run.run_id, status=status, error=error)
+
+    def token_ids_digest(self) -> str:
+        """One digest over the token ids of all training sets, in the order of the steps."""
+        return token_ids_digest(t for item in self._sets.training() for t in self._sets.load(item))
+
+    @property
+    def _rl(self) -> RLPhase:
+        if self.config.rl is None:
+            raise UsageError("rl: the config has no such phase")
+        return self.config.rl
+
+    @property
+    def _sft(self) -> SFTPhase:
+        if self.config.sft is None:
+            raise UsageError("sft: the config has no such phase")
+        return self.config.sft
+
+    @property
+    def _max_turns(self) -> int:
+        return self.config.rl.max_turns if self.config.rl else RLPhase(steps=1).max_turns
+
+    def _mismatch(self, result: ForwardBackward, datums: Sequence[Datum]) -> dict[str, float]:
+        """How far trainer and sampler disagree about one and the same version."""
+        gaps = np.concatenate(
+            [
+                np.abs(logprobs - datum.sampler_logprobs_N)[datum.mask_N]
+                for logprobs, datum in zip(result.logprobs, datums, strict=True)
+            ]
+        )
+        largest = float(gaps.max())
+        if largest > _MISMATCH_ALARM[self.engine.dtype]:
+            logger.warning("sampler and trainer logprobs differ by %.3g at %s", largest, self.version.ref)
+        return {"logprob_gap_max": largest, "logprob_gap_mean": float(gaps.mean())}
+
+    def _evaluation(
+        self, ref: str, step: int, trajectories: Sequence[Trajectory], stored: TrajectorySet
+    ) -> Evaluation:
+        usable = [(t.reward, t.group) for t in trajectories if t.reward is not None]
+        interval = mean_interval([reward for reward, _ in usable], [group for _, group in usable])
+        plan = self.config.evaluation
+        return Evaluation(
+            subject=ref,
+            run_id=self.run.run_id,
+            step=step,
+            environment=self.config.environment.id,
+            mean=interval.mean,
+            low=interval.low,
+            high=interval.high,
+            episodes=interval.n,
+            trajectory_set=stored,
+            details={
+                "problems": plan.episodes,
+                "samples": plan.samples,
+                "missing": len(trajectories) - len(usable),
+            },
+        )
+
+    def _mark_best(self, evaluation: Evaluation) -> None:
+        if evaluation.subject == BASE:
+            return
+        catalog = self.workspace.catalog
+        others = catalog.evaluations(run_id=self.run.run_id)
+        if all(evaluation.mean >= other.mean for other in others if other.subject != BASE):
+            best = catalog.version(evaluation.subject)
+            catalog.set_alias(best.policy_name, "best", best.number)
+
+
+def open_session(
+    config: TrainConfig | None,
+    workspace: Workspace,
+    *,
+    run_id: str | None = None,
+    flow_run_id: str | None = None,
+) -> RunSession:
+    """Start the run that `config` describes, or go on with one: `run_id`, or that of a retried flow run.
+
+    Raises:
+        UsageError: no config for a new run, or one that is not the run's; a wrong model, LoRA
+            target, environment or start.
+    """
+    catalog = workspace.catalog
+    run = opening.find_run(catalog, run_id, flow_run_id)
+    if run is not None:
+        config = opening.recorded_config(run, config)
+    if config is None:
+        raise UsageError("config: missing; accepted: a training config, or the id of a run to go on with")
+    check_environment(config)
+    engine = open_engine(config.policy.base_model, config.runtime, workspace.home, workspace.snapshots.fetch)
+    engine.check_targets(config.policy.lora)
+    if run is None:
+        run, config, policy = opening.start_run(catalog, config, flow_run_id)
+    else:
+        run = opening.resume_run(catalog, run, flow_run_id)
+        policy = catalog.policy(config.policy.name)
+    return RunSession(workspace, run, config, policy, engine)
+
+
+def _summary(
+    trajectories: Sequence[Trajectory], values: np.ndarray, datums: Sequence[Datum]
+) -> dict[str, float]:
+    rewards = [t.reward for t in trajectories if t.reward is not None]
+    signal = {t.group for t, value in zip(trajectories, values, strict=True) if value != 0}
+    truncated = [t for t in trajectories if t.end_reason in (EndReason.MAX_TURNS, EndReason.CONTEXT)]
+    return {
+        "episodes": float(len(trajectories)),
+        "episodes_missing": float(len(trajectories) - len(rewards)),
+        "episodes_truncated": float(len(truncated)),
+        "reward_mean": float(np.mean(rewards)) if rewards else 0.0,
+        "groups_with_signal": float(len(signal)),
+        "trained_tokens": float(sum(int(datum.mask_N.sum()) for datum in datums)),
+    }

@@ -1,0 +1,113 @@
+"""The trajectory sets of a run: how its episodes are played, stored once, and found again."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+import envs.registry
+from opentinker_core.agents.episodes import EpisodeSettings
+from opentinker_core.config.schema import SamplingConfig, TrainConfig
+from opentinker_core.errors import UsageError
+from opentinker_core.models.renderer import Renderer
+from opentinker_core.policies.types import TrajectorySet
+from opentinker_core.runtime.engine import Engine
+from opentinker_core.runtime.workspace import Workspace
+from opentinker_core.sampling.protocol import SamplingParams
+from opentinker_core.trajectories.types import Trajectory
+
+Purpose = Literal["train", "evaluation"]
+
+
+class TrajectorySets:
+    """Stores, records and caches the trajectory sets of one run."""
+
+    def __init__(self, workspace: Workspace, run_id: str, config: TrainConfig, engine: Engine) -> None:
+        self._workspace = workspace
+        self._run_id = run_id
+        self._config = config
+        self._engine = engine
+        self._loaded: dict[str, list[Trajectory]] = {}
+
+    def settings(self, sampling: SamplingConfig, split: str, step: int, max_turns: int) -> EpisodeSettings:
+        """How the episodes of a set are played."""
+        environment = self._config.environment
+        renderer = Renderer(self._engine.tokenizer, sampling.render)
+        return EpisodeSettings(
+            environment=environment.id,
+            make_environment=partial(envs.registry.make, environment.id, split, **environment.args),
+            renderer=renderer,
+            params=SamplingParams(
+                sampling.max_tokens,
+                sampling.temperature,
+                sampling.top_p,
+                sampling.top_k,
+                renderer.stop_token_ids,
+                sampling.stop,
+            ),
+            stop=sampling.stop,
+            max_turns=max_turns,
+            max_context=self._engine.max_context,
+            step=step,
+        )
+
+    def stored(self, step: int) -> TrajectorySet | None:
+        """The training set of `step`, if it was stored already."""
+        return next((item for item in self.training() if item.step == step), None)
+
+    def training(self) -> list[TrajectorySet]:
+        """The sets the run trained on, in the order of the steps."""
+        sets = self._workspace.catalog.trajectory_sets(self._run_id, purpose="train")
+        return sorted(sets, key=lambda item: item.step)
+
+    def store(
+        self, trajectories: Sequence[Trajectory], step: int, purpose: Purpose, sampled_by: str
+    ) -> TrajectorySet:
+        """Write a set, record it in the catalog, and keep it at hand for the rest of the step."""
+        source = sampled_by.replace("@", "-v")
+        key = (self._workspace.settings.tenant, self._run_id, f"step-{step:06d}", purpose, source)
+        saved = self._workspace.trajectories.save(key, trajectories)
+        rewards = [t.reward for t in trajectories if t.reward is not None]
+        recorded = self._workspace.catalog.add_trajectory_set(
+            TrajectorySet(
+                set_id="",
+                uri=saved.uri,
+                digest=saved.digest,
+                episodes=saved.episodes,
+                tokens=saved.tokens,
+                environment=self._config.environment.id,
+                sampled_by=sampled_by,
+                run_id=self._run_id,
+                step=step,
+                purpose=purpose,
+                reward_mean=float(np.mean(rewards)) if rewards else None,
+            )
+        )
+        if purpose == "train":
+            self._loaded[recorded.set_id] = list(trajectories)
+        return recorded
+
+    def load(self, trajectory_set: TrajectorySet) -> list[Trajectory]:
+        """The trajectories of a set, verified against its digest."""
+        if trajectory_set.set_id not in self._loaded:
+            loaded = self._workspace.trajectories.load(trajectory_set.uri, trajectory_set.digest)
+            self._loaded[trajectory_set.set_id] = loaded
+        return self._loaded[trajectory_set.set_id]
+
+    def release(self, *, keep: TrajectorySet | None = None) -> None:
+        """Drop the sets at hand, except `keep`."""
+        kept = keep.set_id if keep is not None else None
+        self._loaded = {set_id: loaded for set_id, loaded in self._loaded.items() if set_id == kept}
+
+
+def check_environment(config: TrainConfig) -> None:
+    """Make the configured environment once.
+
+    Raises:
+        UsageError: unknown id or argument.
+    """
+    try:
+        envs.registry.make(config.environment.id, "train", **config.environment.args)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"environment: {error}") from error
