@@ -1,4 +1,4 @@
-"""The state machine: legal calls record exactly what they are given, illegal ones raise and change nothing."""
+"""The state machine: legal calls record exactly what they were given, illegal ones change nothing."""
 
 from collections.abc import Callable
 from typing import Any
