@@ -15,7 +15,7 @@ from opentinker_core.models.loading import load_model, load_tokenizer
 from opentinker_core.models.source import resolve
 from opentinker_core.sampling.native import NativeSampler
 from opentinker_core.sampling.protocol import SampledSequence, SampleRequest, SamplingParams
-from opentinker_core.training.trainer import LayoutSettings, Trainer
+from opentinker_core.training.trainer import Trainer
 from opentinker_core.trajectories.datums import to_datum
 from opentinker_core.trajectories.fsm import TrajectoryBuilder
 from opentinker_core.trajectories.types import Datum, EndReason
@@ -36,13 +36,13 @@ class TinyEngine:
     published: int = field(default=0)
 
     @classmethod
-    def open(cls, home: Path, scratch: Path, layout: LayoutSettings = LayoutSettings()) -> "TinyEngine":
+    def open(cls, home: Path, scratch: Path) -> "TinyEngine":
         torch.set_num_threads(1)
         source = resolve("tiny", home)
         model = load_model(source, "cpu", torch.float32)
         layers = install(model)
         decoder = Decoder.of(model)
-        trainer = Trainer(decoder, layers, source.name, layout)
+        trainer = Trainer(decoder, layers, source.name)
         tokenizer = load_tokenizer(source)
         sampler = NativeSampler(decoder, tokenizer, lambda uri, _: Path(uri), trainer.read_adapter)
         return cls(model, tokenizer, trainer, sampler, scratch)

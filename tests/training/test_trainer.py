@@ -37,7 +37,7 @@ def datums(engine: TinyEngine) -> list[Datum]:
 
 
 def _loss_and_gradient(
-    engine: TinyEngine, datums: list[Datum], layout: LayoutSettings = LayoutSettings()
+    engine: TinyEngine, datums: list[Datum], layout: LayoutSettings
 ) -> tuple[float, torch.Tensor, list[np.ndarray]]:
     engine.trainer.layout = layout
     result = engine.trainer.forward_backward(
@@ -68,15 +68,14 @@ def test_no_layout_changes_loss_gradient_or_logprobs(
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(order=st.permutations(range(15)))
 def test_row_order_changes_nothing(engine: TinyEngine, datums: list[Datum], order: list[int]) -> None:
-    loss, gradient, _ = _loss_and_gradient(engine, datums)
-    other_loss, other, _ = _loss_and_gradient(engine, [datums[i] for i in order])
+    loss, gradient, _ = _loss_and_gradient(engine, datums, LayoutSettings())
+    other_loss, other, _ = _loss_and_gradient(engine, [datums[i] for i in order], LayoutSettings())
     assert other_loss == pytest.approx(loss, rel=1e-5)
     assert (other - gradient).norm() < 1e-5 * gradient.norm()
 
 
 def test_gradients_accumulate_over_calls_until_the_step(engine: TinyEngine, datums: list[Datum]) -> None:
-    engine.trainer.layout = LayoutSettings()
-    _, gradient, _ = _loss_and_gradient(engine, datums)
+    _, gradient, _ = _loss_and_gradient(engine, datums, LayoutSettings())
     scales = token_scales(Normalizer.SEQUENCES, datums, 10)
     for part in (slice(0, 4), slice(4, None)):
         engine.trainer.forward_backward(
