@@ -24,7 +24,9 @@ COMMANDS = {
     "policies": Lazy("opentinker_core.commands.policies:policies", "List policies.", _LOOK),
     "versions": Lazy("opentinker_core.commands.policies:versions", "List a policy's versions.", _LOOK),
     "lineage": Lazy(
-        "opentinker_core.commands.lineage:lineage", "Show what trained a version and what it generated.", _LOOK
+        "opentinker_core.commands.lineage:lineage",
+        "Show what trained a version and what it generated.",
+        _LOOK,
     ),
     "trajectories": Lazy(
         "opentinker_core.commands.trajectories:app", "Recorded trajectories: show their tokens.", _LOOK
@@ -32,11 +34,17 @@ COMMANDS = {
     "sample": Lazy("opentinker_core.commands.sample:sample", "Generate text with a version.", _USE),
     "export": Lazy("opentinker_core.commands.export:export", "Write a version as a PEFT directory.", _USE),
     "fork": Lazy("opentinker_core.commands.policies:fork", "Start a new policy from a version.", _USE),
-    "rollback": Lazy("opentinker_core.commands.policies:rollback", "Make an earlier version the latest.", _USE),
-    "models": Lazy("opentinker_core.commands.models:app", "Base models: list the bundled ones, fetch one.", _HOUSE),
+    "rollback": Lazy(
+        "opentinker_core.commands.policies:rollback", "Make an earlier version the latest.", _USE
+    ),
+    "models": Lazy(
+        "opentinker_core.commands.models:app", "Base models: list the bundled ones, fetch one.", _HOUSE
+    ),
     "env": Lazy("opentinker_core.commands.environments:app", "Environments: list them, check one.", _HOUSE),
     "sync": Lazy("opentinker_core.commands.lineage:sync", "Send what MLflow has not yet received.", _HOUSE),
-    "deploy": Lazy("flows.deploy:deploy", "Set up work pool, queues and deployments on a Prefect server.", _HOUSE),
+    "deploy": Lazy(
+        "flows.deploy:deploy", "Set up work pool, queues and deployments on a Prefect server.", _HOUSE
+    ),
     "up": Lazy("flows.up:up", "Start the Prefect and MLflow servers of this installation.", _HOUSE),
 }
 

@@ -34,7 +34,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not args or args[0] not in self.table:
-            self.commands = {**dict.fromkeys(self.table), **self.commands}  # names, for suggestions
+            self.commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
             return super().resolve_command(ctx, args)
         return args[0], load(args[0], self.table[args[0]]), args[1:]
 

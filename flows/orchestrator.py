@@ -27,10 +27,15 @@ SETTINGS = {
     "PREFECT_LOGGING_EXTRA_LOGGERS": "opentinker_core",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": str(_FLUSH_S),
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": str(_FLUSH_S),
 }
 """Offline, quiet defaults; a variable that is already set wins."""
+
+
+UI_URL = "http://127.0.0.1:4200"
+"""Where `opentinker up` shows runs unless told otherwise; a private server keeps them for it."""
 
 
 @dataclass
@@ -78,17 +83,21 @@ class Orchestrator:
 
 
 @contextmanager
-def orchestrator(home: Path, *, verbose: bool = False) -> Iterator[Orchestrator]:
+def orchestrator(home: Path, *, verbose: bool = False, private: bool = True) -> Iterator[Orchestrator]:
     """Point Prefect, which must not be imported yet, at a server; the private one is still starting.
 
     Args:
         home: The installation's home.
         verbose: Show Prefect's own log on stderr; else only the run page has it.
+        private: Start a private server where there is no other; else that is an error.
+
+    Raises:
+        OpenTinkerError: there is no server, and none may be started.
     """
     defaults = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if verbose else "CRITICAL", **SETTINGS}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    found = _find(home)
+    found = _find(home, private)
     if found.api_url:
         os.environ["PREFECT_API_URL"] = found.api_url
     try:
@@ -116,14 +125,19 @@ def read_up(home: Path) -> dict[str, Any] | None:
     return state if servers.answers(f"{state.get('prefect_url')}/api/health") else None
 
 
-def _find(home: Path) -> Orchestrator:
+def _find(home: Path, private: bool) -> Orchestrator:
     if url := os.environ.get("PREFECT_API_URL"):
         return Orchestrator(url.rstrip("/"))
     if up := read_up(home):
         return Orchestrator(f"{up['prefect_url']}/api")
     if (url := _profile_api_url()) is not None:
         return Orchestrator(url.rstrip("/"))
-    os.environ["PREFECT_HOME"] = str(home / "prefect")
+    if not private:
+        raise OpenTinkerError(
+            "no Prefect server is known; start one with `opentinker up`, or set PREFECT_API_URL to one's API"
+        )
+    os.environ["PREFECT_HOME"] = str(servers.prefect_home(home))
+    os.environ.setdefault("PREFECT_UI_URL", UI_URL)
     server = servers.start_prefect(home, servers.free_port(), full=False)
     return Orchestrator(f"{server.url}/api", server)
 

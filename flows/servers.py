@@ -68,11 +68,12 @@ def start(
 
 
 def start_prefect(home: Path, port: int, *, full: bool, host: str = "127.0.0.1") -> Server:
-    """Start a Prefect server on the database `home/prefect`.
+    """Start a Prefect server on the database in `prefect_home(home)`.
 
     Args:
         full: With UI and schedules; else only what one training run needs.
     """
+    directory = prefect_home(home)
     lean = [] if full else ["--no-ui", "--no-scheduler", "--no-late-runs"]
     return start(
         "Prefect",
@@ -80,18 +81,36 @@ def start_prefect(home: Path, port: int, *, full: bool, host: str = "127.0.0.1")
         url=f"http://{host}:{port}",
         log=home / "logs" / ("prefect.log" if full else f"prefect-{port}.log"),
         environment={
-            "PREFECT_HOME": str(home / "prefect"),
-            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home / "prefect" / "ui"),
+            "PREFECT_HOME": str(directory),
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(directory / "ui"),
         },
     )
+
+
+def prefect_home(home: Path) -> Path:
+    """Where Prefect keeps its database: `PREFECT_HOME` if the user set it, else under our home."""
+    return Path(os.environ.get("PREFECT_HOME") or home / "prefect").absolute()
 
 
 def start_mlflow(home: Path, port: int, backend_uri: str, host: str = "127.0.0.1") -> Server:
     """Start an MLflow server on `backend_uri`, with artifacts under `home/mlartifacts`."""
     return start(
         "MLflow",
-        [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
-        + ["--backend-store-uri", backend_uri, "--artifacts-destination", str(home / "mlartifacts")],
+        [
+            *(
+                sys.executable,
+                "-m",
+                "mlflow",
+                "server",
+                "--host",
+                host,
+                "--port",
+                str(port),
+                "--workers",
+                "1",
+            ),
+            *("--backend-store-uri", backend_uri, "--artifacts-destination", str(home / "mlartifacts")),
+        ],
         url=f"http://{host}:{port}",
         log=home / "logs" / "mlflow.log",
         environment={"MLFLOW_DISABLE_TELEMETRY": "true", "GIT_PYTHON_REFRESH": "quiet"},
@@ -125,12 +144,15 @@ def wait_until_healthy(
         tick([server.name for server, _ in waiting])
         for server, _ in waiting:
             if not server.running:
-                raise OpenTinkerError(f"the {server.name} server ended at start\n{server.tail()}\nlog: {server.log}")
+                raise OpenTinkerError(
+                    f"the {server.name} server ended at start\n{server.tail()}\nlog: {server.log}"
+                )
         waiting = [(server, path) for server, path in waiting if not answers(server.url + path)]
         if waiting and time.monotonic() > deadline:
             server = waiting[0][0]
             raise OpenTinkerError(
-                f"the {server.name} server did not answer within {timeout_s:.0f} s at {server.url}; log: {server.log}"
+                f"the {server.name} server did not answer at {server.url} within {timeout_s:.0f} s; "
+                f"log: {server.log}"
             )
         if waiting:
             time.sleep(0.05)
@@ -168,7 +190,7 @@ def check_port(option: str, port: int, host: str = "127.0.0.1") -> None:
             probe.bind((host, port))
         except OSError as error:
             raise UsageError(
-                f"{option}: port {port} of {host} cannot be used ({error.strerror}); choose a free one with {option}"
+                f"{option}: port {port} of {host} cannot be used ({error.strerror}); accepted: a free port"
             ) from error
 
 

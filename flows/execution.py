@@ -1,0 +1,143 @@
+"""Run a training flow in this process, with a progress bar, and report its result."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from flows.orchestrator import Orchestrator, orchestrator, without_heartbeat
+from flows.summary import print_summary, save_curve, summarize
+from flows.watching import Watcher, watching
+from opentinker_core.config.schema import TrainConfig
+from opentinker_core.config.settings import Settings
+from opentinker_core.errors import OpenTinkerError
+from opentinker_core.policies.types import Run, RunStatus
+from opentinker_core.runtime.workspace import Workspace
+
+
+def run_and_report(
+    config: TrainConfig, run_id: str | None, settings: Settings, *, as_json: bool, verbose: bool
+) -> None:
+    """Train as `config` says, or go on with `run_id`; print the result.
+
+    Raises:
+        OpenTinkerError: the run failed; if it was opened, stderr says how to go on with it.
+    """
+    settings.home.mkdir(parents=True, exist_ok=True)
+    with (
+        stdout_kept_for_json(as_json) as emit,
+        orchestrator(settings.home, verbose=verbose) as prefect,
+        watching(config.steps) as watcher,
+    ):
+        watcher.say("loading")
+        run_flow = _flow(config)  # the imports, while the server starts
+        prefect.wait()
+        with _how_to_go_on(watcher, prefect), without_heartbeat(), warnings_on_stderr():
+            run_id = run_flow(config, run_id=run_id)
+            watcher.say("finishing")
+            prefect.flush()
+        watcher.close()
+        workspace = Workspace(settings)
+        report(workspace, workspace.catalog.run(run_id), emit)
+
+
+def resume_and_report(reference: str, settings: Settings, *, as_json: bool, verbose: bool) -> None:
+    """Go on with a run by id, start of id, or name; a completed one is only reported.
+
+    Raises:
+        NotFoundError: there is no such run.
+    """
+    workspace = Workspace(settings)
+    run = workspace.catalog.run(reference)
+    if run.status is RunStatus.COMPLETED:
+        with stdout_kept_for_json(as_json) as emit:
+            report(workspace, run, emit)
+        return
+    config = TrainConfig.model_validate(run.config)
+    run_and_report(config, run.run_id, settings, as_json=as_json, verbose=verbose)
+
+
+def report(workspace: Workspace, run: Run, emit: Callable[[dict[str, Any]], None] | None) -> None:
+    """Save the curve, then print the result: as JSON through `emit`, else for people."""
+    summary = summarize(workspace, run)
+    png = save_curve(workspace.home / "runs" / run.run_id / "reward.png", summary)
+    if emit is not None:
+        emit(summary | {"curve": str(png) if png else None})
+    else:
+        print_summary(Console(), summary, png)
+
+
+@contextmanager
+def stdout_kept_for_json(as_json: bool) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """For `--json`: a function that prints the one object; whatever else is printed goes to stderr."""
+    if not as_json:
+        yield None
+        return
+    stdout = sys.stdout
+
+    def emit(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=stdout, flush=True)
+
+    with redirect_stdout(sys.stderr):
+        yield emit
+
+
+@contextmanager
+def warnings_on_stderr() -> Iterator[None]:
+    """Show the library's own warnings; Prefect's console handler is silent here."""
+    from rich.logging import RichHandler
+
+    handler = RichHandler(logging.WARNING, Console(stderr=True), show_path=False, show_time=False)
+    logger = logging.getLogger("opentinker_core")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+@contextmanager
+def _how_to_go_on(watcher: Watcher, prefect: Orchestrator) -> Iterator[None]:
+    """Say how to resume a run that was opened and then stopped; tell failures of Prefect as such."""
+    import httpx
+    from prefect.exceptions import PrefectException
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        watcher.close()
+        _hint(watcher, "interrupted")
+        raise typer.Exit(130) from None
+    except (httpx.HTTPError, PrefectException) as error:
+        watcher.close()
+        _hint(watcher, "stopped")
+        raise OpenTinkerError(f"Prefect at {prefect.api_url}: {type(error).__name__}: {error}") from error
+    except OpenTinkerError:
+        watcher.close()
+        _hint(watcher, "stopped")
+        raise
+
+
+def _hint(watcher: Watcher, what: str) -> None:
+    go_on = f"; go on with: opentinker resume {watcher.run_id}" if watcher.run_id else ""
+    print(f"opentinker: {what}{go_on}", file=sys.stderr)
+
+
+def _flow(config: TrainConfig) -> Callable[..., str]:
+    """The flow for the phases of `config`."""
+    if config.sft is None:
+        from flows.train_rl import train_rl
+
+        return train_rl
+    if config.rl is None:
+        from flows.train_sft import train_sft
+
+        return train_sft
+    from flows.warm_up_then_rl import warm_up_then_rl
+
+    return warm_up_then_rl

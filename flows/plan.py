@@ -1,0 +1,99 @@
+"""What a config would do: checked and told without loading a model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import envs.registry
+from opentinker_core.config.schema import TrainConfig
+from opentinker_core.config.settings import Settings
+from opentinker_core.errors import UsageError
+from opentinker_core.models.bundled import BUNDLED
+from opentinker_core.models.source import resolve
+
+
+def check(config: TrainConfig, settings: Settings) -> None:
+    """Refuse a config that cannot run, before anything is started or stored.
+
+    Raises:
+        UsageError: unknown model, environment or argument, or SFT data that is not there.
+    """
+    _check_model(config.policy.base_model, settings)
+    try:
+        envs.registry.make(config.environment.id, "train", **config.environment.args)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"environment: {error}") from error
+    if config.sft and config.sft.data != "environment" and not Path(config.sft.data).is_file():
+        accepted = "'environment' or the path of a JSONL file"
+        raise UsageError(f"sft.data: {config.sft.data!r} is not a file; accepted: {accepted}")
+
+
+def _check_model(name: str, settings: Settings) -> None:
+    """Refuse an unknown base model, without fetching a known one."""
+    on_the_hub = name.count("/") == 1 and not Path(name).expanduser().exists()
+    if name not in BUNDLED and not on_the_hub:
+        resolve(name, settings.home)
+
+
+def plan(config: TrainConfig, settings: Settings) -> dict[str, Any]:
+    """The steps, episodes and places of a run."""
+    phases = []
+    if config.sft:
+        phases.append({"phase": "sft", "steps": config.sft.steps, "examples_a_step": config.sft.batch_size})
+    if config.rl:
+        episodes = config.rl.groups * config.rl.group_size
+        phases.append({"phase": "rl", "steps": config.rl.steps, "episodes_a_step": episodes})
+    evaluation = config.evaluation
+    return {
+        "name": config.name,
+        "policy": config.policy.name,
+        "base_model": config.policy.base_model,
+        "start": config.policy.start,
+        "environment": config.environment.model_dump(),
+        "phases": phases,
+        "steps": config.steps,
+        "evaluation": {
+            "problems": evaluation.episodes,
+            "episodes": evaluation.episodes * evaluation.samples,
+            "times": 2 + (max(0, config.steps - 1) // evaluation.every if evaluation.every else 0),
+        },
+        "stored_in": {
+            "catalog": settings.resolved_catalog_url,
+            "snapshots": settings.resolved_snapshot_uri,
+            "trajectories": settings.resolved_trajectory_uri,
+            "home": str(settings.home.absolute()),
+        },
+    }
+
+
+def show(config: TrainConfig, settings: Settings, *, as_json: bool) -> None:
+    """Print the plan of a run."""
+    planned = plan(config, settings)
+    if as_json:
+        print(json.dumps(planned))
+        return
+    table = Table.grid(padding=(0, 2))
+    for name, value in _rows(planned):
+        table.add_row(f"[dim]{name}[/]", value)
+    console = Console()
+    console.print(f"[bold]{planned['name']}[/]: a valid config; nothing was trained")
+    console.print(table, soft_wrap=True)
+
+
+def _rows(planned: dict[str, Any]) -> list[tuple[str, str]]:
+    environment = planned["environment"]
+    arguments = ", ".join(f"{key}={value!r}" for key, value in environment["args"].items())
+    rows = [
+        ("policy", f"{planned['policy']} on {planned['base_model']}, from {planned['start']}"),
+        ("environment", f"{environment['id']}({arguments})"),
+    ]
+    for phase in planned["phases"]:
+        each = phase.get("episodes_a_step") or phase.get("examples_a_step")
+        noun = "episodes" if phase["phase"] == "rl" else "demonstrations"
+        rows.append((phase["phase"], f"{phase['steps']} steps of {each} {noun}"))
+    evaluation = planned["evaluation"]
+    rows.append(("evaluation", f"{evaluation['times']} times {evaluation['episodes']} held-out episodes"))
+    return rows + [(name, place) for name, place in planned["stored_in"].items()]

@@ -1,0 +1,99 @@
+"""The sessions of this process by run id: tasks name a run, and find the loaded model here."""
+
+import fcntl
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from prefect.settings import PREFECT_UI_URL
+
+from opentinker_core.config.schema import TrainConfig
+from opentinker_core.errors import OpenTinkerError
+from opentinker_core.lineage.outbox import OutboxDispatcher
+from opentinker_core.lineage.recorder import MLflowRecorder
+from opentinker_core.lineage.tracking import tracking_target
+from opentinker_core.runtime.opening import find_run
+from opentinker_core.runtime.session import RunSession, open_session
+from opentinker_core.runtime.workspace import Workspace
+
+_LOG = logging.getLogger(__name__)
+_LAST_CALL_S = 60.0
+"""How long the end of a run may wait for MLflow to take what is left."""
+
+
+@dataclass
+class _Open:
+    """A session, the lock on its run, and what mirrors it to MLflow."""
+
+    session: RunSession
+    lock: IO[str]
+    outbox: OutboxDispatcher | None
+
+
+_open: dict[str, _Open] = {}
+
+
+def start_session(config: TrainConfig | None, run_id: str | None, flow_run_id: str | None) -> RunSession:
+    """Open the session of a new run, or of the run to go on with, and keep it for the tasks.
+
+    Raises:
+        OpenTinkerError: another process works on this run.
+    """
+    workspace = Workspace()
+    found = find_run(workspace.catalog, run_id, flow_run_id)
+    lock = _lock(workspace.home, found.run_id) if found else None  # before anything of the run is touched
+    session = open_session(config, workspace, run_id=run_id, flow_run_id=flow_run_id)
+    run_id = session.run.run_id
+    lock = lock or _lock(workspace.home, run_id)
+    _open[run_id] = _Open(session, lock, _outbox(workspace) if session.config.record.mlflow else None)
+    return session
+
+
+def session_of(run_id: str) -> RunSession:
+    """The open session of a run.
+
+    Raises:
+        OpenTinkerError: this process has none; tasks run in the process of their flow.
+    """
+    if run_id not in _open:
+        raise OpenTinkerError(f"run {run_id} is not open in this process; the flow opens it first")
+    return _open[run_id].session
+
+
+def wake_outbox(run_id: str) -> None:
+    """Say that the catalog has news for MLflow."""
+    if outbox := _open[run_id].outbox:
+        outbox.wake()
+
+
+def end_session(run_id: str) -> None:
+    """Let MLflow take what is left, forget the session and its model, let others have the run."""
+    opened = _open.pop(run_id)
+    try:
+        if opened.outbox and (pending := opened.outbox.close(_LAST_CALL_S)):
+            _LOG.warning("%d events are not in MLflow yet; `opentinker sync` sends them", pending)
+    finally:
+        opened.lock.close()
+
+
+def _outbox(workspace: Workspace) -> OutboxDispatcher:
+    target = tracking_target(workspace.settings)
+    ui_url = str(PREFECT_UI_URL.value() or "")
+    recorder = MLflowRecorder(target, workspace.catalog, workspace.trajectories, prefect_ui_url=ui_url)
+    outbox = OutboxDispatcher(workspace.catalog, recorder)
+    outbox.start()
+    return outbox
+
+
+def _lock(home: Path, run_id: str) -> IO[str]:
+    """Hold a file lock while this process works on the run; the kernel lets go of it at its end."""
+    directory = home / "runs" / run_id
+    directory.mkdir(parents=True, exist_ok=True)
+    stream = (directory / "lock").open("w", encoding="utf-8")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        stream.close()
+        raise OpenTinkerError(f"run {run_id} is being trained by another process; stop that first") from None
+    return stream
