@@ -1,0 +1,214 @@
+"""Trajectory sets and evaluations in the catalog, and the lineage edges between sets and versions."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from opentinker_core.errors import NotFoundError, OpenTinkerError, UsageError
+from opentinker_core.policies.outbox import EVALUATION_RECORDED
+from opentinker_core.policies.refs import BASE, RESERVED, Ref
+from opentinker_core.policies.scope import TenantScope, check_finite, check_json
+from opentinker_core.policies.tables import EvaluationRow, TrainedOnRow, TrajectorySetRow, VersionRow
+from opentinker_core.policies.types import Evaluation, TrajectorySet
+
+
+class TrajectorySetRecords(TenantScope):
+    """What was sampled by which version and trained which, and what evaluations found."""
+
+    def add_trajectory_set(self, trajectory_set: TrajectorySet) -> TrajectorySet:
+        """Record a stored set. One of the same run, step, purpose and sampler is returned instead.
+
+        Raises:
+            UsageError: `sampled_by` is neither `name@number`, `base` nor `demonstration`; or the id is
+                taken by a set of another run, step, purpose or sampler.
+            NotFoundError: the sampling version or the run does not exist.
+            OpenTinkerError: that run's step has a set with other content.
+        """
+        with self._write() as session:
+            return self._add_set(session, trajectory_set).value()
+
+    def trajectory_sets(self, run_id: str, purpose: str | None = None) -> list[TrajectorySet]:
+        """The sets of a run (of a purpose), by step.
+
+        Raises:
+            NotFoundError: there is no such run.
+        """
+        query = select(TrajectorySetRow).filter_by(run_id=run_id)
+        if purpose is not None:
+            query = query.filter_by(purpose=purpose)
+        with self._read() as session:
+            self._run(session, run_id)
+            rows = session.scalars(query.order_by(TrajectorySetRow.step, TrajectorySetRow.id))
+            return [row.value() for row in rows]
+
+    def trained_on(self, ref: str) -> list[TrajectorySet]:
+        """The sets that a version was trained on, since its parent.
+
+        Raises:
+            NotFoundError: there is no such version.
+        """
+        with self._read() as session:
+            version = self._version(session, ref)
+            query = (
+                select(TrajectorySetRow)
+                .join(TrainedOnRow, TrainedOnRow.trajectory_set == TrajectorySetRow.id)
+                .where(TrainedOnRow.policy_id == version.policy_id, TrainedOnRow.number == version.number)
+            )
+            return [row.value() for row in session.scalars(query.order_by(TrajectorySetRow.id))]
+
+    def trained_on_by_version(self, policy_name: str) -> dict[str, list[TrajectorySet]]:
+        """`trained_on` of every version of a policy that has any, by `name@number`, in one query.
+
+        Raises:
+            NotFoundError: there is no such policy.
+        """
+        with self._read() as session:
+            policy = self._policy(session, policy_name)
+            query = (
+                select(TrainedOnRow.number, TrajectorySetRow)
+                .join(TrajectorySetRow, TrainedOnRow.trajectory_set == TrajectorySetRow.id)
+                .where(TrainedOnRow.policy_id == policy.policy_id)
+                .order_by(TrajectorySetRow.id)
+            )
+            found: dict[str, list[TrajectorySet]] = {}
+            for number, row in session.execute(query):
+                found.setdefault(str(Ref(policy.name, number)), []).append(row.value())
+            return found
+
+    def generated_by(self, ref: str) -> list[TrajectorySet]:
+        """The sets that a version sampled.
+
+        Raises:
+            NotFoundError: there is no such version.
+        """
+        with self._read() as session:
+            version = self._version(session, ref)
+            query = select(TrajectorySetRow).filter_by(
+                sampled_policy_id=version.policy_id, sampled_number=version.number
+            )
+            return [row.value() for row in session.scalars(query.order_by(TrajectorySetRow.id))]
+
+    def consumers(self, set_id: str) -> list[str]:
+        """`name@number` of the versions that were trained on a set.
+
+        Raises:
+            NotFoundError: there is no such set.
+        """
+        with self._read() as session:
+            row = self._find_set(session, set_id)
+            if row is None:
+                raise NotFoundError(f"trajectory set: there is no {set_id!r:.80}")
+            query = (
+                select(VersionRow)
+                .join(
+                    TrainedOnRow,
+                    (TrainedOnRow.policy_id == VersionRow.policy_id)
+                    & (TrainedOnRow.number == VersionRow.number),
+                )
+                .where(TrainedOnRow.trajectory_set == row.id)
+                .order_by(VersionRow.created_at, VersionRow.number)
+            )
+            return [version.ref for version in session.scalars(query)]
+
+    def add_evaluation(self, evaluation: Evaluation) -> Evaluation:
+        """Record an evaluation with its trajectory set, and emit the event.
+
+        A run's evaluation of the same subject in the same environment is returned instead.
+
+        Raises:
+            UsageError: `subject` is neither `name@number` nor `base`, or a number is not finite.
+            NotFoundError: the subject or the run does not exist.
+        """
+        check_json("evaluation details", evaluation.details)
+        with self._write() as session:
+            row = self._find_evaluation(session, evaluation)
+            if row is None:
+                row = self._insert_evaluation(session, evaluation)
+                payload = {"run_id": evaluation.run_id, "subject": evaluation.subject}
+                self._emit(session, EVALUATION_RECORDED, payload)
+            return row.value()
+
+    def evaluations(self, run_id: str | None = None, subject: str | None = None) -> list[Evaluation]:
+        """Evaluations (of a run, of a subject), oldest first."""
+        query = select(EvaluationRow).filter_by(tenant=self.tenant)
+        if run_id is not None:
+            query = query.filter_by(run_id=run_id)
+        if subject is not None:
+            query = query.filter_by(subject=subject)
+        with self._read() as session:
+            return [row.value() for row in session.scalars(query.order_by(EvaluationRow.id))]
+
+    def _add_set(self, session: Session, new: TrajectorySet) -> TrajectorySetRow:
+        run_id = self._run(session, new.run_id).run_id if new.run_id else None
+        place = {"step": new.step, "purpose": new.purpose, "sampled_by": new.sampled_by, "run_id": run_id}
+        row = self._find_set(session, new.set_id)
+        if row is None and run_id is not None:
+            row = session.scalars(select(TrajectorySetRow).filter_by(**place)).one_or_none()
+        if row is None:
+            return self._insert_set(session, new, run_id)
+        where = f"{row.purpose} set of step {row.step} of run {row.run_id} sampled by {row.sampled_by}"
+        if any(getattr(row, name) != value for name, value in place.items()):
+            raise UsageError(f"trajectory set: the id {new.set_id!r:.80} is that of the {where}")
+        if row.digest != new.digest:
+            raise OpenTinkerError(f"trajectory set: the {where} is recorded already, with other content")
+        return row
+
+    def _insert_set(self, session: Session, new: TrajectorySet, run_id: str | None) -> TrajectorySetRow:
+        by = None
+        if new.sampled_by not in RESERVED:
+            by = self._numbered(session, "sampled_by", new.sampled_by)
+        mean = None if new.reward_mean is None else check_finite("reward_mean", new.reward_mean)
+        row = TrajectorySetRow(
+            tenant=self.tenant,
+            set_id=new.set_id,
+            uri=new.uri,
+            digest=new.digest,
+            episodes=new.episodes,
+            tokens=new.tokens,
+            environment=new.environment,
+            sampled_by=new.sampled_by,
+            sampled_policy_id=by.policy_id if by else None,
+            sampled_number=by.number if by else None,
+            run_id=run_id,
+            step=new.step,
+            purpose=new.purpose,
+            reward_mean=mean,
+            **({"created_at": new.created_at} if new.created_at else {}),
+        )
+        session.add(row)
+        session.flush()
+        return row
+
+    def _find_set(self, session: Session, set_id: str) -> TrajectorySetRow | None:
+        query = select(TrajectorySetRow).filter_by(tenant=self.tenant, set_id=set_id)
+        return session.scalars(query).one_or_none()
+
+    def _find_evaluation(self, session: Session, evaluation: Evaluation) -> EvaluationRow | None:
+        if evaluation.run_id is None:
+            return None
+        self._run(session, evaluation.run_id)
+        query = select(EvaluationRow).filter_by(
+            run_id=evaluation.run_id, subject=evaluation.subject, environment=evaluation.environment
+        )
+        return session.scalars(query).one_or_none()
+
+    def _insert_evaluation(self, session: Session, new: Evaluation) -> EvaluationRow:
+        subject = None if new.subject == BASE else self._numbered(session, "subject", new.subject)
+        trajectories = self._add_set(session, new.trajectory_set) if new.trajectory_set else None
+        row = EvaluationRow(
+            tenant=self.tenant,
+            subject=new.subject,
+            subject_policy_id=subject.policy_id if subject else None,
+            subject_number=subject.number if subject else None,
+            run_id=new.run_id,
+            step=new.step,
+            environment=new.environment,
+            mean=check_finite("mean", new.mean),
+            low=check_finite("low", new.low),
+            high=check_finite("high", new.high),
+            episodes=new.episodes,
+            trajectory_set=trajectories.id if trajectories else None,
+            details=new.details,
+        )
+        session.add(row)
+        session.flush()
+        return row
