@@ -217,6 +217,11 @@ class TrainConfig(Frozen):
         return (self.sft.steps if self.sft else 0) + (self.rl.steps if self.rl else 0)
 
     @property
+    def max_turns(self) -> int:
+        """Turns after which an episode is cut off, in training and in evaluation."""
+        return self.rl.max_turns if self.rl else RLPhase(steps=1).max_turns
+
+    @property
     def evaluation_sampling(self) -> SamplingConfig:
         """How evaluation samples: its own setting, else the RL phase's, else the default."""
         if self.evaluation.sampling is not None:

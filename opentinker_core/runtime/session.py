@@ -18,7 +18,6 @@ from opentinker_core.agents.episodes import EpisodeSpec, play
 from opentinker_core.config.schema import RLPhase, SamplingConfig, SFTPhase, TrainConfig
 from opentinker_core.errors import UsageError
 from opentinker_core.evaluation.controls import shuffle_rewards
-from opentinker_core.evaluation.intervals import mean_interval
 from opentinker_core.objectives.compose import rl_objective
 from opentinker_core.objectives.cross_entropy import cross_entropy
 from opentinker_core.objectives.normalizers import token_scales
@@ -32,6 +31,7 @@ from opentinker_core.policies.types import (
 )
 from opentinker_core.runtime import demonstrations, opening
 from opentinker_core.runtime.engine import Engine, open_engine
+from opentinker_core.runtime.held_out import evaluation_of, play_held_out
 from opentinker_core.runtime.policy_states import PolicyStates
 from opentinker_core.runtime.trajectory_sets import TrajectorySets, check_environment
 from opentinker_core.runtime.workspace import Workspace
@@ -178,7 +178,7 @@ class RunSession:
             return stored
         phase = self._sft
         sampling = self.config.rl.sampling if self.config.rl else SamplingConfig()
-        settings = self._sets.settings(sampling, "train", 1, self._max_turns)
+        settings = self._sets.settings(sampling, "train", 1, self.config.max_turns)
         if phase.data == "environment":
             trajectories = demonstrations.from_environment(settings, self.config.seed, phase.examples)
         else:
@@ -210,7 +210,7 @@ class RunSession:
 
     def evaluate(self, ref: str) -> Evaluation:
         """Evaluate a version, or `base`, on held-out problems: the same ones and draws for each."""
-        catalog, plan, seed = self.workspace.catalog, self.config.evaluation, self.config.seed
+        catalog, config = self.workspace.catalog, self.config
         if done := catalog.evaluations(run_id=self.run.run_id, subject=ref):
             return done[0]
         step = 0
@@ -218,20 +218,12 @@ class RunSession:
             version = catalog.version(ref)
             step = version.step
             self.refresh(version)
-        specs = [
-            EpisodeSpec(
-                environment_seed=derive_seed(seed, "held-out", problem),
-                group=problem,
-                member=sample,
-                draw_seed=derive_seed(seed, "evaluate", problem, sample),
-            )
-            for problem in range(plan.episodes)
-            for sample in range(plan.samples)
-        ]
-        settings = self._sets.settings(self.config.evaluation_sampling, "held_out", step, self._max_turns)
-        trajectories = play(specs, settings, self.engine.sampler, ref)
+        settings = self._sets.settings(config.evaluation_sampling, "held_out", step, config.max_turns)
+        trajectories = play_held_out(config, settings, self.engine.sampler, ref)
         stored = self._sets.store(trajectories, step, "evaluation", ref)
-        evaluation = catalog.add_evaluation(self._evaluation(ref, step, trajectories, stored))
+        evaluation = catalog.add_evaluation(
+            evaluation_of(config, ref, step, self.run.run_id, trajectories, stored)
+        )
         self._mark_best(evaluation)
         return evaluation
 
@@ -255,10 +247,6 @@ class RunSession:
             raise UsageError("sft: the config has no such phase")
         return self.config.sft
 
-    @property
-    def _max_turns(self) -> int:
-        return self.config.rl.max_turns if self.config.rl else RLPhase(steps=1).max_turns
-
     def _mismatch(self, result: ForwardBackward, datums: Sequence[Datum]) -> dict[str, float]:
         """How far trainer and sampler disagree about one and the same version."""
         gaps = np.concatenate(
@@ -271,29 +259,6 @@ class RunSession:
         if largest > _MISMATCH_ALARM[self.engine.dtype]:
             logger.warning("sampler and trainer logprobs differ by %.3g at %s", largest, self.version.ref)
         return {"logprob_gap_max": largest, "logprob_gap_mean": float(gaps.mean())}
-
-    def _evaluation(
-        self, ref: str, step: int, trajectories: Sequence[Trajectory], stored: TrajectorySet
-    ) -> Evaluation:
-        usable = [(t.reward, t.group) for t in trajectories if t.reward is not None]
-        interval = mean_interval([reward for reward, _ in usable], [group for _, group in usable])
-        plan = self.config.evaluation
-        return Evaluation(
-            subject=ref,
-            run_id=self.run.run_id,
-            step=step,
-            environment=self.config.environment.id,
-            mean=interval.mean,
-            low=interval.low,
-            high=interval.high,
-            episodes=interval.n,
-            trajectory_set=stored,
-            details={
-                "problems": plan.episodes,
-                "samples": plan.samples,
-                "missing": len(trajectories) - len(usable),
-            },
-        )
 
     def _mark_best(self, evaluation: Evaluation) -> None:
         if evaluation.subject == BASE:

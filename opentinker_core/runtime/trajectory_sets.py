@@ -21,7 +21,7 @@ Purpose = Literal["train", "evaluation"]
 
 
 class TrajectorySets:
-    """Stores, records and caches the trajectory sets of one run."""
+    """Stores, records and caches the trajectory sets of one run; with an empty id, of none."""
 
     def __init__(self, workspace: Workspace, run_id: str, config: TrainConfig, engine: Engine) -> None:
         self._workspace = workspace
@@ -66,7 +66,8 @@ class TrajectorySets:
     ) -> TrajectorySet:
         """Write a set, record it in the catalog, and keep it at hand for the rest of the step."""
         source = sampled_by.replace("@", "-v")
-        key = (self._workspace.settings.tenant, self._run_id, f"step-{step:06d}", purpose, source)
+        place = self._run_id or "outside-runs"
+        key = (self._workspace.settings.tenant, place, f"step-{step:06d}", purpose, source)
         saved = self._workspace.trajectories.save(key, trajectories)
         rewards = [t.reward for t in trajectories if t.reward is not None]
         recorded = self._workspace.catalog.add_trajectory_set(

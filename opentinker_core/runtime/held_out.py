@@ -1,0 +1,85 @@
+"""Evaluation on held-out problems: which ones, how they are played, and what the result says."""
+
+from collections.abc import Sequence
+
+from opentinker_core.agents.episodes import EpisodeSettings, EpisodeSpec, play
+from opentinker_core.config.schema import TrainConfig
+from opentinker_core.evaluation.intervals import mean_interval
+from opentinker_core.policies.types import Evaluation, TrajectorySet
+from opentinker_core.runtime.engine import open_engine
+from opentinker_core.runtime.trajectory_sets import TrajectorySets, check_environment
+from opentinker_core.runtime.workspace import Workspace
+from opentinker_core.sampling.protocol import BASE, Sampler
+from opentinker_core.seeds import derive_seed
+from opentinker_core.trajectories.types import Trajectory
+
+
+def play_held_out(
+    config: TrainConfig, settings: EpisodeSettings, sampler: Sampler, ref: str
+) -> list[Trajectory]:
+    """Play the held-out problems of `config` with `ref`: the same problems and draws for every version."""
+    seed, plan = config.seed, config.evaluation
+    specs = [
+        EpisodeSpec(
+            environment_seed=derive_seed(seed, "held-out", problem),
+            group=problem,
+            member=sample,
+            draw_seed=derive_seed(seed, "evaluate", problem, sample),
+        )
+        for problem in range(plan.episodes)
+        for sample in range(plan.samples)
+    ]
+    return play(specs, settings, sampler, ref)
+
+
+def evaluation_of(
+    config: TrainConfig,
+    ref: str,
+    step: int,
+    run_id: str | None,
+    trajectories: Sequence[Trajectory],
+    stored: TrajectorySet,
+) -> Evaluation:
+    """What the played episodes say of `ref`; episodes without a reward are counted, not averaged."""
+    usable = [(t.reward, t.group) for t in trajectories if t.reward is not None]
+    interval = mean_interval([reward for reward, _ in usable], [group for _, group in usable])
+    return Evaluation(
+        subject=ref,
+        run_id=run_id,
+        step=step,
+        environment=config.environment.id,
+        mean=interval.mean,
+        low=interval.low,
+        high=interval.high,
+        episodes=interval.n,
+        trajectory_set=stored,
+        details={
+            "problems": config.evaluation.episodes,
+            "samples": config.evaluation.samples,
+            "missing": len(trajectories) - len(usable),
+        },
+    )
+
+
+def evaluate_version(config: TrainConfig, workspace: Workspace, ref: str) -> Evaluation:
+    """Evaluate a version, or `base`, outside of any run; model and LoRA config are those of the version.
+
+    Raises:
+        UsageError: there is no such version, or the environment is not known.
+    """
+    catalog = workspace.catalog
+    check_environment(config)
+    version = None if ref == BASE else catalog.version(ref)
+    base_model = (
+        config.policy.base_model if version is None else catalog.policy(version.policy_name).base_model
+    )
+    engine = open_engine(base_model, config.runtime, workspace.home, workspace.snapshots.fetch)
+    if version is not None:
+        ref = version.ref
+        engine.sampler.refresh(ref, version.sampler.uri, version.sampler.digest)
+    step = version.step if version else 0
+    sets = TrajectorySets(workspace, "", config, engine)
+    settings = sets.settings(config.evaluation_sampling, "held_out", step, config.max_turns)
+    trajectories = play_held_out(config, settings, engine.sampler, ref)
+    stored = sets.store(trajectories, step, "evaluation", ref)
+    return catalog.add_evaluation(evaluation_of(config, ref, step, None, trajectories, stored))
