@@ -8,7 +8,7 @@ from opentinker_core.trajectories.types import EndReason, StopReason, Trajectory
 VERSIONS = ("adder@0", "adder@12", "base")
 tokens = st.lists(st.integers(0, 9), max_size=5)
 some_tokens = st.lists(st.integers(0, 9), min_size=1, max_size=5)
-logprobs = st.floats(-1000, 0, width=32)
+logprobs = st.floats(-8, 0, width=32)
 rewards = st.floats(-10, 10)
 
 

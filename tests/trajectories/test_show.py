@@ -3,16 +3,11 @@
 import json
 from dataclasses import replace
 from io import StringIO
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from rich.console import Console
-from typer.testing import CliRunner
 
-from opentinker_core.commands.trajectories import app
 from opentinker_core.trajectories.show import Decode, mean_reward, render, spans, summary
-from opentinker_core.trajectories.store import TrajectoryStore
 from opentinker_core.trajectories.types import EndReason, Trajectory
 from tests.trajectories.strategies import demonstration, trajectories, two_turns
 
@@ -86,35 +81,3 @@ def test_missing_rewards_do_not_enter_the_mean() -> None:
     failed = replace(two_turns(), end_reason=EndReason.FAILED)
     assert mean_reward([failed, demonstration()]) == 1.0
     assert mean_reward([failed]) is None
-
-
-@pytest.fixture
-def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path / "home"))
-    store = TrajectoryStore((tmp_path / "sets").as_uri(), tmp_path / "cache")
-    return store.save(("run", "step"), [two_turns(), demonstration()]).uri
-
-
-def test_the_command_shows_a_set_of_any_place_by_its_uri(uri: str) -> None:
-    result = CliRunner().invoke(app, ["show", uri, "--limit", "1"], env={"COLUMNS": "120"})
-    assert result.exit_code == 0, result.output
-    assert "2 episodes, mean reward 1.125" in result.output
-    assert "10 11 ⟦20 21⟧ 12 ⟦22⟧ 13" in result.output
-    assert "... and 1 more" in result.output
-
-
-def test_the_command_prints_one_json_object(uri: str) -> None:
-    result = CliRunner().invoke(app, ["show", uri, "--json", "--tokens", "--limit", "0"])
-    value = json.loads(result.output)
-    assert (value["uri"], value["episodes"], value["reward_mean"]) == (uri, 2, 1.125)
-    assert [trajectory["token_ids"] for trajectory in value["trajectories"]] == [
-        two_turns().tokens_T.tolist(),
-        demonstration().tokens_T.tolist(),
-    ]
-
-
-def test_the_command_decodes_with_a_model_s_tokenizer(uri: str) -> None:
-    result = CliRunner().invoke(app, ["show", uri, "--json", "--model", "tiny"])
-    trajectory = json.loads(result.output)["trajectories"][0]
-    assert trajectory["turns"][0]["text"] in trajectory["text"]
-    assert len(trajectory["turns"][0]["text"]) == 2
