@@ -9,6 +9,7 @@ import numpy as np
 import envs.registry
 from opentinker_core.agents.episodes import EpisodeSettings
 from opentinker_core.config.schema import SamplingConfig, TrainConfig
+from opentinker_core.digests import digest_json
 from opentinker_core.errors import UsageError
 from opentinker_core.models.renderer import Renderer
 from opentinker_core.policies.types import TrajectorySet
@@ -72,7 +73,7 @@ class TrajectorySets:
         rewards = [t.reward for t in trajectories if t.reward is not None]
         recorded = self._workspace.catalog.add_trajectory_set(
             TrajectorySet(
-                set_id="",
+                set_id=digest_json([self._run_id, step, purpose, sampled_by, saved.digest])[:16],
                 uri=saved.uri,
                 digest=saved.digest,
                 episodes=saved.episodes,
