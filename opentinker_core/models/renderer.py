@@ -1,7 +1,6 @@
 """Observations to tokens, tokens to actions. What was recorded is never rendered or encoded again."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -11,8 +10,8 @@ from opentinker_core.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_DATE = datetime(2025, 1, 1, tzinfo=UTC)
-"""What templates that print the date are told: a run must not depend on the day."""
+_DATE = "01 Jan 2025"
+"""What templates that ask for a `date_string` are given: a run must not depend on the day."""
 
 
 class Renderer:
@@ -104,7 +103,7 @@ class Renderer:
                 dialogue,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
-                strftime_now=_DATE.strftime,
+                date_string=_DATE,
             )
         except TemplateError as error:
             roles = ", ".join(message.role for message in messages)
