@@ -1,0 +1,309 @@
+"""The dispatcher: order, outages, poison events, deadlines, and that one process delivers at a time."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from opentinker_core.errors import OpenTinkerError
+from opentinker_core.lineage.errors import EventError, MirrorOutageError
+from opentinker_core.lineage.lease import delivery_lease
+from opentinker_core.lineage.outbox import OutboxDispatcher, Outcome
+from opentinker_core.lineage.recorder import MLflowRecorder
+from opentinker_core.lineage.tracking import Tracking, TrackingTarget
+from opentinker_core.policies.outbox import OutboxEvent
+from opentinker_core.runtime.workspace import Workspace
+from tests.lineage.training import Training
+from tests.servers import postgres_binaries, postgres_server
+
+
+class Switchable(MLflowRecorder):
+    """A recorder whose MLflow can be out, which refuses some events, and remembers the order."""
+
+    def __init__(
+        self, workspace: Workspace, refuses: Callable[[OutboxEvent], bool] = lambda event: False
+    ) -> None:
+        target = TrackingTarget("sqlite://", None)
+        super().__init__(target, workspace.catalog, workspace.trajectories)
+        self.out = False
+        self.refuses = refuses
+        self.recorded: list[int] = []
+        self.attempted: list[int] = []
+
+    def record(self, event: OutboxEvent) -> None:
+        self.attempted.append(event.id)
+        if self.out:
+            raise MirrorOutageError("MLflow is out")
+        if self.refuses(event):
+            raise EventError("this one is wrong")
+        self.recorded.append(event.id)
+
+
+def make(workspace: Workspace, recorder: MLflowRecorder, **options: int) -> OutboxDispatcher:
+    return OutboxDispatcher(workspace.catalog, recorder, backoff_s=(0.02, 0.1), poll_s=0.05, **options)
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def steps(workspace: Workspace, count: int) -> Training:
+    training = Training(workspace)
+    for _ in range(count):
+        training.step()
+    return training
+
+
+def test_events_are_delivered_in_order_and_once(workspace: Workspace) -> None:
+    recorder = Switchable(workspace)
+    dispatcher = make(workspace, recorder)
+    steps(workspace, 3)
+    ids = [event.id for event in dispatcher.pending()]
+    assert dispatcher.deliver_pending().delivered == len(ids) == 5
+    assert dispatcher.deliver_pending().delivered == 0
+    assert recorder.recorded == ids
+
+
+def test_an_outage_loses_nothing_and_later_all_arrives_in_order(workspace: Workspace) -> None:
+    recorder = Switchable(workspace)
+    recorder.out = True
+    dispatcher = make(workspace, recorder)
+    dispatcher.start()
+    started = time.monotonic()
+    training = steps(workspace, 5)
+    dispatcher.wake()
+    assert time.monotonic() - started < 5
+    ids = [event.id for event in dispatcher.pending()]
+    eventually(lambda: len(recorder.attempted) > 2)
+    assert set(recorder.attempted) == {ids[0]}
+    assert all(event.attempts == 0 for event in dispatcher.pending())
+    recorder.out = False
+    training.step()
+    dispatcher.wake()
+    assert dispatcher.close(10) == 0
+    assert recorder.recorded == [*ids, ids[-1] + 1]
+
+
+def test_waking_does_not_shorten_the_wait_of_an_outage(workspace: Workspace) -> None:
+    recorder = Switchable(workspace)
+    recorder.out = True
+    dispatcher = OutboxDispatcher(workspace.catalog, recorder, backoff_s=(60, 60))
+    steps(workspace, 1)
+    dispatcher.start()
+    eventually(lambda: len(recorder.attempted) == 1)
+    for _ in range(20):
+        dispatcher.wake()
+        time.sleep(0.01)
+    assert len(recorder.attempted) == 1
+    started = time.monotonic()
+    assert dispatcher.close(30) == 3
+    assert time.monotonic() - started < 5
+
+
+def test_a_poison_event_is_kept_with_its_error_and_the_others_pass(workspace: Workspace) -> None:
+    poison: list[int] = []
+    recorder = Switchable(workspace, refuses=lambda event: event.id in poison)
+    dispatcher = make(workspace, recorder, max_attempts=3)
+    steps(workspace, 3)
+    ids = [event.id for event in dispatcher.pending()]
+    poison.append(ids[2])
+    outcomes = [dispatcher.deliver_pending().outcome for _ in range(3)]
+    assert outcomes == [Outcome.RETRY, Outcome.RETRY, Outcome.DRAINED]
+    assert recorder.recorded == [one for one in ids if one not in poison]
+    (kept,) = dispatcher.pending()
+    assert (kept.id, kept.attempts) == (ids[2], 3)
+    assert dispatcher.deliver_pending().delivered == 0
+    assert len([one for one in recorder.attempted if one == ids[2]]) == 3
+    poison.clear()
+    assert dispatcher.deliver_pending(retry_given_up=True).delivered == 1
+    assert dispatcher.pending() == []
+
+
+def test_many_given_up_events_do_not_hide_what_follows(workspace: Workspace) -> None:
+    recorder = Switchable(workspace, refuses=lambda event: event.kind == "version.published")
+    dispatcher = make(workspace, recorder, max_attempts=1)
+    training = steps(workspace, 120)
+    training.finish()
+    assert dispatcher.deliver_pending().outcome is Outcome.DRAINED
+    assert len(recorder.recorded) == 2
+    assert len(dispatcher.pending()) == 121
+
+
+def test_the_thread_sees_events_of_others_without_being_woken(workspace: Workspace) -> None:
+    recorder = Switchable(workspace)
+    dispatcher = make(workspace, recorder)
+    dispatcher.start()
+    time.sleep(0.1)
+    steps(workspace, 1)
+    eventually(lambda: len(recorder.recorded) == 3)
+    assert dispatcher.close() == 0
+
+
+def test_close_keeps_to_its_deadline(workspace: Workspace) -> None:
+    release = threading.Event()
+
+    class Slow(Switchable):
+        def record(self, event: OutboxEvent) -> None:
+            release.wait(30)
+            super().record(event)
+
+    dispatcher = make(workspace, Slow(workspace))
+    steps(workspace, 2)
+    dispatcher.start()
+    started = time.monotonic()
+    assert dispatcher.close(0.3) == 4
+    assert time.monotonic() - started < 3
+    release.set()
+
+
+def test_starting_twice_starts_one_thread(workspace: Workspace) -> None:
+    dispatcher = make(workspace, Switchable(workspace))
+    dispatcher.start()
+    dispatcher.start()
+    assert [thread.name for thread in threading.enumerate()].count("outbox") == 1
+    dispatcher.close()
+
+
+def test_two_dispatchers_at_once_deliver_each_event_once(workspace: Workspace) -> None:
+    recorders = [Switchable(workspace), Switchable(workspace)]
+    dispatchers = [make(workspace, recorder) for recorder in recorders]
+    for dispatcher in dispatchers:
+        dispatcher.start()
+    training = Training(workspace)
+    for _ in range(20):
+        training.step()
+        for dispatcher in dispatchers:
+            dispatcher.wake()
+    assert [dispatcher.close(20) for dispatcher in dispatchers] == [0, 0]
+    recorded = recorders[0].recorded + recorders[1].recorded
+    assert len(recorded) == len(set(recorded)) == 22
+
+
+def test_a_held_lease_makes_others_busy(workspace: Workspace) -> None:
+    steps(workspace, 1)
+    dispatcher = make(workspace, Switchable(workspace))
+    with delivery_lease(workspace.catalog.url, "default") as held:
+        assert held
+        assert dispatcher.deliver_pending().outcome is Outcome.BUSY
+        with delivery_lease(workspace.catalog.url, "another-tenant") as other:
+            assert other
+    assert dispatcher.deliver_pending().outcome is Outcome.DRAINED
+
+
+_HOLDER = """
+import sys, time
+from opentinker_core.lineage.lease import delivery_lease
+with delivery_lease(sys.argv[1], "default") as held:
+    print("held" if held else "busy", flush=True)
+    time.sleep(60)
+"""
+
+
+def _is_free_after_kill(url: str) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", _HOLDER, url], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline().strip() == "held"
+    with delivery_lease(url, "default") as held:
+        assert not held
+    holder.send_signal(signal.SIGKILL)
+    holder.wait(10)
+
+    def free() -> bool:
+        with delivery_lease(url, "default") as held:
+            return held
+
+    eventually(free)
+
+
+@pytest.mark.processes
+def test_the_lease_of_a_killed_process_is_free(workspace: Workspace) -> None:
+    _is_free_after_kill(workspace.catalog.url)
+
+
+@pytest.mark.servers
+def test_the_lease_on_postgres_too() -> None:
+    binaries = postgres_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL here")
+    with postgres_server(binaries) as url:
+        _is_free_after_kill(url)
+
+
+def test_an_unreachable_postgres_is_one_clear_error() -> None:
+    with (
+        pytest.raises(OpenTinkerError, match="port 9"),
+        delivery_lease("postgresql://nobody@127.0.0.1:9/none", "default"),
+    ):
+        pass
+
+
+_DELIVERER = """
+import os, sys
+from pathlib import Path
+from opentinker_core.config.settings import Settings
+from opentinker_core.lineage.outbox import open_dispatcher
+from opentinker_core.runtime.workspace import Workspace
+
+workspace = Workspace(Settings(home=Path(sys.argv[1])))
+dispatcher = open_dispatcher(workspace)
+catalog, die_after = workspace.catalog, int(sys.argv[2])
+mark = catalog.mark_delivered
+count = 0
+
+def mark_or_die(event_id):
+    global count
+    count += 1
+    if count == die_after:
+        os.kill(os.getpid(), 9)  # between delivery and its record
+    mark(event_id)
+
+catalog.mark_delivered = mark_or_die
+dispatcher.deliver_pending()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("die_after", [1, 2, 4])
+def test_a_delivery_that_is_killed_is_repeated_without_a_trace_of_it(
+    workspace: Workspace, dispatcher: OutboxDispatcher, tracking: Tracking, die_after: int
+) -> None:
+    from tests.lineage.test_recorder import contents, everything
+
+    training = everything(workspace)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OPENTINKER")}
+    command = [sys.executable, "-c", _DELIVERER, str(workspace.home), str(die_after)]
+    killed = subprocess.run(command, env=environment, cwd=Path.cwd(), timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(dispatcher.pending()) == 7 - die_after + 1
+    assert dispatcher.deliver_pending().outcome is Outcome.DRAINED
+    shown = contents(tracking, training)
+    assert shown["runs"] == 1
+    assert sorted(shown["versions"]) == ["0", "1", "2"]
+    assert shown["metrics"]["loss"] == 2
+    assert len(shown["traces"]) == 4
+    assert len(shown["datasets"]) == 4
+
+
+@pytest.mark.processes
+def test_a_locked_mlflow_database_is_an_outage(workspace: Workspace) -> None:
+    import sqlite3
+
+    target = TrackingTarget(f"sqlite:///{workspace.home}/mlflow.db?timeout=0.1", None)
+    dispatcher = make(workspace, MLflowRecorder(target, workspace.catalog, workspace.trajectories))
+    Training(workspace)
+    lock = sqlite3.connect(workspace.home / "mlflow.db", isolation_level=None)
+    lock.execute("BEGIN EXCLUSIVE")
+    delivery = dispatcher.deliver_pending()
+    assert (delivery.outcome, delivery.delivered) == (Outcome.OUTAGE, 0)
+    assert "locked" in str(delivery.error)
+    lock.execute("ROLLBACK")
+    assert dispatcher.deliver_pending().outcome is Outcome.DRAINED
