@@ -63,6 +63,9 @@ class Environment(Protocol):
 
     The same seed and actions give the same observations and rewards, whatever was played before
     and in whichever process. Problems of the two splits never overlap.
+
+    Episodes end by themselves. A class whose episodes may go on for ever (a game without a limit
+    of moves) says so by the class attribute `unlimited = True`; `max_turns` then ends them.
     """
 
     def reset(self, seed: int) -> Observation:

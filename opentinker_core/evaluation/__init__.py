@@ -1,0 +1,1 @@
+"""Judging a version: confidence intervals over held-out problems, and negative controls."""
