@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,9 +12,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from opentinker_core.lineage.outbox import Delivery, OutboxDispatcher
-    from opentinker_core.lineage.report import EvaluationPart, LineageReport, SetPart, SnapshotPart
+    from opentinker_core.lineage.report import (
+        EvaluationPart,
+        LineageReport,
+        SetPart,
+        SnapshotPart,
+        VersionPart,
+    )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_SET_HEADER = ("episodes", "tokens", "reward", "digest", "set")
 _SHOWN = 30
 """Versions of the chain shown to people unless all are asked for."""
 
@@ -90,54 +99,52 @@ def _print_report(report: "LineageReport", console: "Console", show_all: bool) -
             "flow run": run.flow_run_id or "none",
             "MLflow run": run.mlflow_run_id or "not recorded",
         }
-    console.print(f"[bold]{version.ref}[/bold]")
-    for name, value in facts.items():
-        console.print(f"  {name:<11} {value}", highlight=False, soft_wrap=True)
-    _print_ancestry(report, console, show_all)
-    _print_generated(report, console)
-    for evaluation in report.evaluations:
-        console.print(f"  evaluation  {_evaluation(evaluation)}", highlight=False, soft_wrap=True)
-
-
-def _print_ancestry(report: "LineageReport", console: "Console", show_all: bool) -> None:
-    from rich.table import Table
-
+    _section(console, version.ref, [[name, value] for name, value in facts.items()])
     chain = report.ancestry if show_all else report.ancestry[:_SHOWN]
-    table = Table("version", "step", "trained on", "episodes", "tokens", "sampled by", "reward", box=None)
-    for version in chain:
-        rows = [_set_cells(one) for one in version.trained_on] or [["", "", "", "", ""]]
-        for index, cells in enumerate(rows):
-            head = [version.ref, f"{version.step} {version.phase}"] if index == 0 else ["", ""]
-            table.add_row(*head, *cells)
-    console.print("\n[bold]Ancestry[/bold]")
-    console.print(table)
+    _section(console, "Ancestry", _ancestry(chain), header=True)
     if len(chain) < len(report.ancestry):
         console.print(f"  and {len(report.ancestry) - len(chain)} older ones (--all)")
+    generated = [[one.purpose, ", ".join(one.trained) or "-", *_set_cells(one)] for one in report.generated]
+    if generated:
+        _section(console, "Generated", [["purpose", "trained", *_SET_HEADER], *generated], header=True)
+    if report.evaluations:
+        _section(console, "Evaluations", [_evaluation(one) for one in report.evaluations])
 
 
-def _print_generated(report: "LineageReport", console: "Console") -> None:
-    from rich.table import Table
+def _ancestry(chain: Sequence["VersionPart"]) -> list[list[str]]:
+    """A row a trajectory set; only the first of a version repeats its name."""
+    rows = [["version", "step", "sampled by", *_SET_HEADER]]
+    for version in chain:
+        head = [version.ref, f"{version.step} {version.phase}"]
+        for one in version.trained_on:
+            rows.append([*head, one.sampled_by, *_set_cells(one)])
+            head = ["", ""]
+        if not version.trained_on:
+            rows.append([*head, "-"])
+    return rows
 
-    table = Table("set", "purpose", "episodes", "reward", "trained", box=None)
-    for one in report.generated:
-        name, episodes, _, _, reward = _set_cells(one)
-        table.add_row(name, one.purpose, episodes, reward, ", ".join(one.trained))
-    console.print("\n[bold]Generated[/bold]")
-    if report.generated:
-        console.print(table)
-    else:
-        console.print("  nothing yet")
 
-
-def _snapshot(one: "SnapshotPart") -> str:
-    return f"{one.uri}  {one.digest[:12]}"
+def _section(console: "Console", title: str, rows: Sequence[Sequence[str]], header: bool = False) -> None:
+    """Print aligned columns; a long last one is left to the terminal to wrap, so that it can be copied."""
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    console.print(f"\n[bold]{title}[/bold]")
+    for index, row in enumerate(rows):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        style = "dim" if header and index == 0 else None
+        console.print(
+            "  " + "  ".join(cells).rstrip(), style=style, soft_wrap=True, highlight=False, markup=False
+        )
 
 
 def _set_cells(one: "SetPart") -> list[str]:
-    reward = "" if one.reward_mean is None else f"{one.reward_mean:.3f}"
-    return [f"{one.uri} {one.digest[:12]}", str(one.episodes), str(one.tokens), one.sampled_by, reward]
+    reward = "-" if one.reward_mean is None else f"{one.reward_mean:.3f}"
+    return [str(one.episodes), str(one.tokens), reward, one.digest[:12], one.uri]
 
 
-def _evaluation(evaluation: "EvaluationPart") -> str:
-    interval = f"{evaluation.mean:.3f} (95 %: {evaluation.low:.3f} to {evaluation.high:.3f})"
-    return f"{evaluation.subject}: {interval} on {evaluation.environment}, {evaluation.episodes} episodes"
+def _snapshot(one: "SnapshotPart") -> str:
+    return f"{one.digest[:12]}  {one.uri}"
+
+
+def _evaluation(one: "EvaluationPart") -> list[str]:
+    interval = f"{one.mean:.3f}  (95 %: {one.low:.3f} to {one.high:.3f})"
+    return [one.subject, interval, f"{one.episodes} episodes of {one.environment}"]

@@ -3,6 +3,7 @@
 `LineageReport` is a documented format: its JSON schema is `docs/lineage.schema.json`.
 """
 
+import json
 from collections.abc import Iterable
 from datetime import datetime
 from math import isfinite
@@ -233,3 +234,7 @@ def _evaluation_part(evaluation: Evaluation) -> EvaluationPart:
     if evaluation.trajectory_set is not None:
         fields["trajectory_set"] = SetPart(**_set_fields(evaluation.trajectory_set))
     return EvaluationPart(**fields)
+
+
+if __name__ == "__main__":
+    print(json.dumps(report_schema(), indent=2))
