@@ -63,8 +63,8 @@ def s3_server(*, forgetful: bool = False, checks_credentials: bool = False) -> I
         _wait_for(f"{endpoint}/moto-api/", server)
         yield endpoint
     finally:
-        server.terminate()
-        server.wait(10)
+        server.kill()
+        server.wait()
 
 
 def new_bucket(endpoint: str) -> str:
@@ -134,3 +134,16 @@ def _server_user() -> str | None:
         return None
     accounts = {account.pw_name for account in pwd.getpwall()}
     return "postgres" if "postgres" in accounts else "nobody"
+
+
+@contextmanager
+def prefect_server(home: Path) -> Iterator[str]:
+    """A Prefect server with schedules on a database under `home`; yields its API URL. Takes some seconds."""
+    from flows import servers
+
+    server = servers.start_prefect(home, free_port(), full=True, directory=home / "prefect")
+    try:
+        servers.wait_until_healthy([(server, "/api/health")])
+        yield f"{server.url}/api"
+    finally:
+        server.stop()

@@ -163,5 +163,5 @@ def test_events_stay_until_they_are_delivered(catalog: Catalog) -> None:
     for _ in range(2):
         catalog.mark_delivered(first.id)
     assert catalog.pending_events() == [second]
-    with pytest.raises(NotFoundError, match="event: there is no 999"):
-        catalog.mark_delivered(999)
+    with pytest.raises(NotFoundError, match="event: there is no 999999"):
+        catalog.mark_delivered(999999)

@@ -18,7 +18,7 @@ from tests.policies.builders import LORA, new_policy, new_run, publish, snapshot
 def test_a_policy_is_created_once(catalog: Catalog) -> None:
     policy = catalog.create_policy("adder", "tiny", LORA)
     assert catalog.create_policy("adder", "tiny", LORA) == policy == catalog.policy("adder")
-    assert (policy.tenant, policy.base_model, policy.lora) == ("default", "tiny", LORA)
+    assert (policy.tenant, policy.base_model, policy.lora) == (catalog.tenant, "tiny", LORA)
     assert policy.created_at.tzinfo is UTC
     assert datetime.now(UTC) - policy.created_at < timedelta(minutes=1)
 
@@ -239,8 +239,8 @@ def test_summaries_count_versions_and_name_aliases(catalog: Catalog) -> None:
     assert catalog.policies() == [policy, empty]
 
 
-def test_tenants_do_not_see_each_other(open_catalog: Callable[..., Catalog]) -> None:
-    mine, theirs = open_catalog("mine"), open_catalog("theirs")
+def test_tenants_do_not_see_each_other(open_catalog: Callable[[str], Catalog], tenant: str) -> None:
+    mine, theirs = open_catalog(f"{tenant}-1"), open_catalog(f"{tenant}-2")
     policy = new_policy(mine)
     run = new_run(mine, policy, flow="flow")
     version = publish(mine, run, 0)

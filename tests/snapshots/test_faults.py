@@ -15,6 +15,7 @@ from opentinker_core.snapshots.blobs import BlobError, open_blob_store
 from opentinker_core.snapshots.local import LocalBlobStore
 from opentinker_core.snapshots.protocol import SnapshotError, SnapshotKind
 from opentinker_core.snapshots.store import open_snapshot_store
+from tests.disks import make_read_only, small_disk
 from tests.servers import free_port, new_bucket, s3_server
 from tests.snapshots.conftest import Place, local_folder
 
@@ -30,38 +31,28 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.decode().strip()}")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", disk], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
 
 
-def test_full_disk(small_disk: Path, tmp_path: Path, source: Path) -> None:
-    store = open_snapshot_store((small_disk / "store").as_uri(), tmp_path / "cache")
-    with pytest.raises(SnapshotError, match=rf"cannot write {small_disk}/store/.*No space left on device"):
+def test_full_disk(disk: Path, tmp_path: Path, source: Path) -> None:
+    store = open_snapshot_store((disk / "store").as_uri(), tmp_path / "cache")
+    with pytest.raises(SnapshotError, match=rf"cannot write {disk}/store/.*No space left on device"):
         store.publish(KEY, SnapshotKind.SAMPLER, source)
-    assert not [path for path in (small_disk / "store").rglob("*") if path.is_file()]
+    assert not [path for path in (disk / "store").rglob("*") if path.is_file()]
     (source / "adapter_model.safetensors").write_bytes(b"small enough")
     snapshot = store.publish(KEY, SnapshotKind.SAMPLER, source)
     assert store.fetch(snapshot.uri, snapshot.digest).is_dir()
 
 
-def test_full_disk_of_the_cache(
-    small_disk: Path, source: Path, s3_endpoint: str, s3_credentials: None
-) -> None:
+def test_full_disk_of_the_cache(disk: Path, source: Path, s3_endpoint: str, s3_credentials: None) -> None:
     uri = f"s3://{new_bucket(s3_endpoint)}"
-    store = open_snapshot_store(uri, small_disk / "cache", s3_endpoint)
+    store = open_snapshot_store(uri, disk / "cache", s3_endpoint)
     snapshot = store.publish(KEY, SnapshotKind.SAMPLER, source)
-    with pytest.raises(SnapshotError, match=rf"cannot write {small_disk}/cache/.*No space left on device"):
+    with pytest.raises(SnapshotError, match=rf"cannot write {disk}/cache/.*No space left on device"):
         store.fetch(snapshot.uri)
-    assert not list((small_disk / "cache").rglob("*.safetensors"))
+    assert not list((disk / "cache").rglob("*.safetensors"))
 
 
 def test_file_size_limit(local: Place, source: Path) -> None:
@@ -84,10 +75,10 @@ def test_file_size_limit(local: Place, source: Path) -> None:
     assert not local.blobs().list()
 
 
-def test_read_only_directory(small_disk: Path, tmp_path: Path, source: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    store = open_snapshot_store(small_disk.as_uri(), tmp_path / "cache")
-    with pytest.raises(SnapshotError, match=rf"cannot write {small_disk}/.*Read-only file system"):
+def test_read_only_directory(disk: Path, tmp_path: Path, source: Path) -> None:
+    make_read_only(disk)
+    store = open_snapshot_store(disk.as_uri(), tmp_path / "cache")
+    with pytest.raises(SnapshotError, match=rf"cannot write {disk}/.*Read-only file system"):
         store.publish(KEY, SnapshotKind.SAMPLER, source)
 
 
