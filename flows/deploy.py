@@ -33,7 +33,6 @@ def deploy(
     wanted = read_mapping(file or default_file())
     settings = Settings()
     with orchestrator(settings.home, private=False) as prefect:
-        prefect.wait()
         rows = apply(wanted, ROOT)
     if as_json:
         print(json.dumps({"api_url": prefect.api_url, "objects": rows}))

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from flows.orchestrator import Orchestrator, orchestrator, without_heartbeat
-from flows.summary import print_summary, save_curve, summarize
+from flows.summary import evaluation_object, print_summary, save_curve, summarize
 from flows.watching import Watcher, watching
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.config.settings import Settings
@@ -37,10 +37,8 @@ def run_and_report(
         watcher.say("loading")
         run_flow = _flow(config)  # the imports, while the server starts
         prefect.wait()
-        with _how_to_go_on(watcher, prefect), without_heartbeat(), warnings_on_stderr():
+        with how_to_go_on(watcher), failures_of(prefect), without_heartbeat(), warnings_on_stderr():
             run_id = run_flow(config, run_id=run_id)
-            watcher.say("finishing")
-            prefect.flush()
         watcher.close()
         workspace = Workspace(settings)
         report(workspace, workspace.catalog.run(run_id), emit)
@@ -60,6 +58,34 @@ def resume_and_report(reference: str, settings: Settings, *, as_json: bool, verb
         return
     config = TrainConfig.model_validate(run.config)
     run_and_report(config, run.run_id, settings, as_json=as_json, verbose=verbose)
+
+
+def evaluate_and_report(
+    config: TrainConfig, subject: str, settings: Settings, *, as_json: bool, verbose: bool
+) -> None:
+    """Evaluate `subject` as `config` says, and print the result.
+
+    Raises:
+        OpenTinkerError: it could not be evaluated.
+    """
+    settings.home.mkdir(parents=True, exist_ok=True)
+    with (
+        stdout_kept_for_json(as_json) as emit,
+        orchestrator(settings.home, verbose=verbose) as prefect,
+        Console(stderr=True).status(f"evaluating {subject}"),
+    ):
+        from flows.evaluate import evaluate_policy
+
+        prefect.wait()
+        with failures_of(prefect), without_heartbeat(), warnings_on_stderr():
+            evaluation = evaluate_policy(config, subject)
+        result = evaluation_object(evaluation)
+    if emit is not None:
+        emit(result)
+    else:
+        low, high = result["interval"]
+        text = f"[bold]{evaluation.subject}[/] in {evaluation.environment}: [bold]{evaluation.mean:.3f}[/]"
+        Console().print(f"{text} ({low:.3f} to {high:.3f} at 95 %, n = {evaluation.episodes})")
 
 
 def report(workspace: Workspace, run: Run, emit: Callable[[dict[str, Any]], None] | None) -> None:
@@ -102,28 +128,32 @@ def warnings_on_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def _how_to_go_on(watcher: Watcher, prefect: Orchestrator) -> Iterator[None]:
-    """Say how to resume a run that was opened and then stopped; tell failures of Prefect as such."""
+def failures_of(prefect: Orchestrator) -> Iterator[None]:
+    """Tell failures of Prefect, and of the way to it, as such."""
     import httpx
     from prefect.exceptions import PrefectException
 
     try:
         yield
+    except (httpx.HTTPError, PrefectException) as error:
+        raise OpenTinkerError(f"Prefect at {prefect.api_url}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def how_to_go_on(watcher: Watcher) -> Iterator[None]:
+    """Say how to resume a run that was opened and then stopped."""
+    try:
+        yield
     except KeyboardInterrupt:
-        watcher.close()
         _hint(watcher, "interrupted")
         raise typer.Exit(130) from None
-    except (httpx.HTTPError, PrefectException) as error:
-        watcher.close()
-        _hint(watcher, "stopped")
-        raise OpenTinkerError(f"Prefect at {prefect.api_url}: {type(error).__name__}: {error}") from error
     except OpenTinkerError:
-        watcher.close()
         _hint(watcher, "stopped")
         raise
 
 
 def _hint(watcher: Watcher, what: str) -> None:
+    watcher.close()
     go_on = f"; go on with: opentinker resume {watcher.run_id}" if watcher.run_id else ""
     print(f"opentinker: {what}{go_on}", file=sys.stderr)
 

@@ -6,11 +6,12 @@ of the user's own; else a private server on `home/prefect` that lives as long as
 
 import json
 import os
+import sys
 import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ class Orchestrator:
 
     api_url: str
     server: servers.Server | None = None
-    _flushed_at: float = field(default=0.0, repr=False)
 
     @property
     def ui_url(self) -> str:
@@ -65,19 +65,20 @@ class Orchestrator:
                 "(and any Prefect profile) to run without one"
             )
 
-    def flush(self) -> None:
-        """Hand the last events of this process to the server."""
-        from prefect.events.worker import EventsWorker
-
-        EventsWorker.drain_all(timeout=5)
-        self._flushed_at = time.monotonic()
-
     def close(self) -> None:
-        """Stop the private server, after it had time to store what it was given."""
+        """Hand the last events and logs of this process over, then stop the private server.
+
+        Without this Prefect would try to reach the stopped server at the end of the process.
+        """
         if self.server is None:
             return
-        if self._flushed_at:
-            time.sleep(max(0.0, self._flushed_at + _FLUSH_S + 0.3 - time.monotonic()))
+        if "prefect.flows" in sys.modules and self.server.running:
+            from prefect.events.worker import EventsWorker
+            from prefect.logging.handlers import APILogHandler
+
+            EventsWorker.drain_all(timeout=5)
+            APILogHandler().flush()
+            time.sleep(_FLUSH_S + 0.3)  # until the server has stored them
         self.server.stop()
         self.server.log.unlink(missing_ok=True)
 
@@ -92,7 +93,7 @@ def orchestrator(home: Path, *, verbose: bool = False, private: bool = True) -> 
         private: Start a private server where there is no other; else that is an error.
 
     Raises:
-        OpenTinkerError: there is no server, and none may be started.
+        OpenTinkerError: the server does not answer; or there is none, and none may be started.
     """
     defaults = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if verbose else "CRITICAL", **SETTINGS}
     for name, value in defaults.items():
@@ -101,6 +102,8 @@ def orchestrator(home: Path, *, verbose: bool = False, private: bool = True) -> 
     if found.api_url:
         os.environ["PREFECT_API_URL"] = found.api_url
     try:
+        if found.server is None:
+            found.wait()
         yield found
     finally:
         found.close()

@@ -1,13 +1,12 @@
 """What a config would do: checked and told without loading a model."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 import envs.registry
+from opentinker_core.config.loading import apply_override, load_config, validate_config
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.config.settings import Settings
 from opentinker_core.errors import UsageError
@@ -69,18 +68,40 @@ def plan(config: TrainConfig, settings: Settings) -> dict[str, Any]:
     }
 
 
+def evaluation_config(
+    subject: str, path: Path | None, overrides: Sequence[str], settings: Settings
+) -> TrainConfig:
+    """The config under which `subject` is evaluated: a file's, or that of the run that made the version.
+
+    Raises:
+        UsageError: there is no such version; or it has no run, as `base` has none, and no file is given.
+    """
+    if path is not None:
+        return load_config(path, overrides)
+    needed = f"{subject} belongs to no run; accepted: --config with a file that names the environment"
+    if subject == "base":
+        raise UsageError(needed)
+    from opentinker_core.runtime.workspace import Workspace
+
+    catalog = Workspace(settings).catalog
+    version = catalog.version(subject)
+    if version.run_id is None:
+        raise UsageError(needed)
+    data = catalog.run(version.run_id).config
+    for override in overrides:
+        apply_override(data, override)
+    return validate_config(data, f"config of run {version.run_id}", overrides)
+
+
 def show(config: TrainConfig, settings: Settings, *, as_json: bool) -> None:
     """Print the plan of a run."""
     planned = plan(config, settings)
     if as_json:
         print(json.dumps(planned))
         return
-    table = Table.grid(padding=(0, 2))
+    print(f"{planned['name']}: a valid config; nothing was trained")
     for name, value in _rows(planned):
-        table.add_row(f"[dim]{name}[/]", value)
-    console = Console()
-    console.print(f"[bold]{planned['name']}[/]: a valid config; nothing was trained")
-    console.print(table, soft_wrap=True)
+        print(f"{name:<14}{value}")
 
 
 def _rows(planned: dict[str, Any]) -> list[tuple[str, str]]:

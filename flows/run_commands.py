@@ -56,3 +56,29 @@ def resume(
     from flows.execution import resume_and_report
 
     resume_and_report(run, Settings(), as_json=as_json, verbose=verbose)
+
+
+def evaluate(
+    subject: Annotated[str, typer.Argument(metavar="POLICY[@VERSION]|base", help="What to evaluate.")],
+    overrides: Overrides = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="Config with the environment; default: that of the version's run."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Evaluate a version, or the base model, on held-out problems: its mean reward, with an interval.
+
+    Without overrides these are the problems of the run; `evaluation.episodes=500` takes more of them, and
+    `environment.args.digits=2` others.
+    """
+    from flows.execution import evaluate_and_report
+    from flows.plan import check, evaluation_config
+
+    settings = Settings()
+    training = evaluation_config(subject, config, overrides or (), settings)
+    check(training, settings)
+    evaluate_and_report(training, subject, settings, as_json=as_json, verbose=verbose)

@@ -67,13 +67,15 @@ def start(
     return Server(name, url, log, process)
 
 
-def start_prefect(home: Path, port: int, *, full: bool, host: str = "127.0.0.1") -> Server:
-    """Start a Prefect server on the database in `prefect_home(home)`.
+def start_prefect(
+    home: Path, port: int, *, full: bool, host: str = "127.0.0.1", directory: Path | None = None
+) -> Server:
+    """Start a Prefect server on the database in `directory`, by default `prefect_home(home)`.
 
     Args:
         full: With UI and schedules; else only what one training run needs.
     """
-    directory = prefect_home(home)
+    directory = directory or prefect_home(home)
     lean = [] if full else ["--no-ui", "--no-scheduler", "--no-late-runs"]
     return start(
         "Prefect",

@@ -99,10 +99,15 @@ def print_summary(console: Console, summary: dict[str, Any], png: Path | None) -
         ("try it", f'opentinker sample {summary["ref"]} "..."'),
         ("browse", "opentinker up  (Prefect and MLflow in the browser)"),
     ]
-    table = Table.grid(padding=(0, 2))
+    print_pairs(console, rows)
+
+
+def print_pairs(console: Console, rows: Sequence[tuple[str, str]]) -> None:
+    """Names and values, one a line; long values are neither cut nor broken, so that they can be copied."""
+    width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
-        table.add_row(f"[dim]{name}[/]", value)
-    console.print(table, soft_wrap=True)
+        line = Text.assemble((name.ljust(width), "dim"), value)
+        console.print(line, soft_wrap=True)
 
 
 def _evaluation_table(summary: dict[str, Any]) -> Table:

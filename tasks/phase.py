@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 def phase(name: str, run_name: str = "") -> Callable[[Callable[P, R]], Task[P, R]]:
-    """Make a function the task `name`, shown as `run_name` (a template over its arguments).
+    """Make a function the task `name`, whose runs are shown as `run_name` (a template over its arguments).
 
     No cache and no stored result: what a phase brought about is in the catalog, and the session
     looks there first, so that a resumed run repeats nothing that was finished. No retries: an
@@ -20,4 +20,4 @@ def phase(name: str, run_name: str = "") -> Callable[[Callable[P, R]], Task[P, R
     published state.
     """
     options: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False, "retries": 0}
-    return task(name=name, task_run_name=run_name or None, **options)
+    return task(name=name, task_run_name=run_name or name, **options)

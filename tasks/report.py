@@ -16,7 +16,7 @@ from prefect.artifacts import (
 )
 
 from opentinker_core.lineage.tracking import tracking_target
-from opentinker_core.policies.types import PolicyVersion, TrajectorySet
+from opentinker_core.policies.types import Evaluation, PolicyVersion, TrajectorySet
 from opentinker_core.runtime.session import RunSession
 from opentinker_core.trajectories.types import Trajectory
 from tasks.phase import phase
@@ -59,6 +59,20 @@ def link_lineage(run_id: str) -> None:
     session = session_of(run_id)
     key = _slug(session.policy.name)
     create_markdown_artifact(_links(session), key=f"{key}-lineage", description=_title(session, "Lineage"))
+
+
+@phase("report-evaluation")
+def report_evaluation(evaluation: Evaluation) -> None:
+    """A table with the result of an evaluation outside of a run."""
+    row = {
+        "subject": evaluation.subject,
+        "environment": evaluation.environment,
+        "mean": _number(evaluation.mean),
+        "95 % interval": f"{_number(evaluation.low)} to {_number(evaluation.high)}",
+        "episodes": str(evaluation.episodes),
+    }
+    key = _slug(evaluation.subject.partition("@")[0])
+    create_table_artifact([row], key=f"{key}-evaluation", description=f"Evaluation of {evaluation.subject}")
 
 
 def _progress(session: RunSession, key: str, step: int) -> None:

@@ -1,0 +1,32 @@
+"""One Prefect server for all tests of this room, and an installation of its own for each test."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import prefect_server
+
+
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API URL of a real Prefect server, used by flows that run in this process too."""
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
+        os.environ["PREFECT_API_URL"] = url
+        from prefect.settings import (
+            PREFECT_API_URL,
+            PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+            temporary_settings,
+        )
+
+        with temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            yield url
+        del os.environ["PREFECT_API_URL"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh `OPENTINKER_HOME`."""
+    monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"

@@ -1,0 +1,165 @@
+"""The command line: fast help, one message for each mistake, exit codes, nothing but JSON on stdout."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import COMMANDS, app, run
+from flows.lazy import load
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "deployments" / "configs").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return tmp_path / "home"
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom flows.cli import run\nassert run(['--help']) == 0\n"
+        "heavy = {'torch', 'prefect', 'mlflow', 'pyarrow', 'sqlalchemy', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert time.monotonic() - started < 10  # a second when the machine is idle
+    for name in COMMANDS:
+        assert f" {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_resolves_and_has_help(name: str) -> None:
+    assert load(name, COMMANDS[name]).name == name
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_an_unknown_command_gets_a_suggestion() -> None:
+    done = command("trian")
+    assert done.returncode == 2
+    assert "'train'" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_example_config_is_valid(config: Path) -> None:
+    done = command("train", str(config), "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["steps"] > 0
+    assert plan["stored_in"]["home"]
+
+
+def test_a_dry_run_is_fast_and_stores_nothing(home: Path) -> None:
+    code = (
+        "import sys\nfrom flows.cli import run\n"
+        "assert run(['train', 'deployments/configs/quickstart.yaml', '--dry-run']) == 0\n"
+        "heavy = {'torch', 'transformers', 'prefect', 'mlflow', 'pyarrow', 'sqlalchemy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["rl.step=3"], ["rl.step", "did you mean 'steps'?"]),
+        (["rl.steps=many"], ["rl.steps", "'many'", "integer"]),
+        (["policy.lora.rank=-1"], ["policy.lora.rank", "-1", "greater than or equal to 1"]),
+        (["policy.base_model=nonsense"], ["base_model", "'nonsense'", "smollm2-135m", "tiny"]),
+        (["environment.id=nowhere"], ["environment", "nowhere", "arithmetic"]),
+        (["environment.args.digit=2"], ["environment", "digit"]),
+        (["sft.steps=1", "sft.data=missing.jsonl"], ["sft.data", "missing.jsonl", "JSONL"]),
+        (["rl.sampling.temperature=0"], ["rl", "temperature"]),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [["--dry-run"], []], ids=["dry", "real"])
+def test_a_wrong_config_is_one_message_and_exit_code_2(
+    overrides: list[str], parts: list[str], dry_run: list[str], capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    code = run(["train", str(ROOT / "deployments/configs/tiny_rl.yaml"), *overrides, *dry_run, "--json"])
+    out, err = capsys.readouterr()
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("opentinker: ")
+    assert len(err.splitlines()) == 1
+    for part in parts:
+        assert part in err
+    assert not home.exists()
+
+
+def test_a_missing_config_is_named() -> None:
+    done = command("train", "nowhere.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "opentinker: nowhere.yaml: no such file; accepted: the path of a YAML config\n"
+
+
+def test_an_unreachable_prefect_server_is_one_message_and_exit_code_1() -> None:
+    config = str(ROOT / "deployments/configs/tiny_rl.yaml")
+    done = command("train", config, "--json", PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no Prefect server answers at http://127.0.0.1:9/api" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_home_that_cannot_be_made_is_one_message_and_exit_code_1(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = str(ROOT / "deployments/configs/tiny_rl.yaml")
+    done = command("train", config, OPENTINKER_HOME=str(tmp_path / "file" / "home"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"opentinker: {tmp_path / 'file' / 'home'}: Not a directory\n"
+
+
+def test_a_run_that_does_not_exist_is_named() -> None:
+    done = command("resume", "nonesuch")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nonesuch" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_deploy_without_a_server_says_how_to_start_one(tmp_path: Path) -> None:
+    done = command("deploy", HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert "opentinker up" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_failure_worth_words() -> None:
+    pipe = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "--help"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert pipe.stdout is not None
+    assert pipe.stderr is not None
+    pipe.stdout.close()
+    assert b"Traceback" not in pipe.stderr.read()
+    pipe.wait(30)
+    pipe.stderr.close()
