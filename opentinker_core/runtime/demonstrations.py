@@ -41,12 +41,14 @@ def _parse(path: Path, index: int, line: str) -> tuple[str, str]:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}:{index + 1}: not JSON: {error.msg}") from error
-    texts = [record.get(key) for key in ("prompt", "completion")] if isinstance(record, dict) else [None]
-    if not all(isinstance(text, str) and text for text in texts):
+    prompt, completion = (
+        (record.get("prompt"), record.get("completion")) if isinstance(record, dict) else (None, None)
+    )
+    if not (isinstance(prompt, str) and isinstance(completion, str) and prompt and completion):
         raise UsageError(
             f"{path}:{index + 1}: accepted: an object with non-empty strings 'prompt' and 'completion'"
         )
-    return texts[0], texts[1]
+    return prompt, completion
 
 
 def _trajectory(index: int, prompt: str, completion: str, settings: EpisodeSettings) -> Trajectory:

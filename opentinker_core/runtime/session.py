@@ -8,7 +8,7 @@ ends with the same tokens, losses and snapshot as one that was left alone.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +106,7 @@ class RunSession:
         return self._sets.store(trajectories, step, "train", self.version.ref)
 
     def build_batch(self, step: int, trajectory_set: TrajectorySet) -> dict[str, float]:
-        """Turn the episodes of a step into datums with advantages; those without signal are left out."""
+        """Turn the episodes of a step into datums with advantages, ready for `update`."""
         phase = self._rl
         trajectories = self._sets.load(trajectory_set)
         rewards = [trajectory.reward for trajectory in trajectories]
@@ -114,7 +114,7 @@ class RunSession:
             rewards = shuffle_rewards(rewards, derive_seed(self.config.seed, "shuffle", step))
         values = advantages(phase.advantage, rewards, [trajectory.group for trajectory in trajectories])
         penalized = phase.objective.kl_coefficient > 0
-        datums = [
+        usable = [
             to_datum(
                 trajectory,
                 advantages=value,
@@ -123,10 +123,14 @@ class RunSession:
                 top_k=phase.sampling.top_k,
             )
             for trajectory, reward, value in zip(trajectories, rewards, values, strict=True)
-            if reward is not None and (value != 0 or penalized)
+            if reward is not None
         ]
-        scales = token_scales(phase.objective.normalizer, datums, phase.sampling.max_tokens)
-        self._batch = _Batch(step, datums, scales, _summary(trajectories, values, datums))
+        # Normalized over all of them, then cut to those that pull: the others' gradient is zero.
+        scales = token_scales(phase.objective.normalizer, usable, phase.sampling.max_tokens)
+        pulling = [i for i, datum in enumerate(usable) if penalized or datum.signal.any()]
+        datums = [usable[i] for i in pulling]
+        summary = _summary(trajectories, values, datums)
+        self._batch = _Batch(step, datums, [scales[i] for i in pulling], summary)
         return self._batch.summary
 
     def update(self, step: int) -> dict[str, float]:
@@ -159,7 +163,11 @@ class RunSession:
             The metrics of the last of them.
         """
         phase, seed = self._sft, self.config.seed
-        datums = [to_datum(t, weights=1.0) for t in self._sets.load(self.demonstrations())]
+        # Drawn with replacement across epochs: each row of a batch counts as a trajectory of its own.
+        datums = [
+            replace(to_datum(t, weights=1.0), trajectory_id="")
+            for t in self._sets.load(self.demonstrations())
+        ]
         self._states.restore(self.version)
         self._states.touched()
         metrics: dict[str, float] = {}

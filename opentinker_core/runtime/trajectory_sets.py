@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 import envs.registry
+from envs.protocol import Split
 from opentinker_core.agents.episodes import EpisodeSettings
 from opentinker_core.config.schema import SamplingConfig, TrainConfig
 from opentinker_core.digests import digest_json
@@ -31,7 +32,7 @@ class TrajectorySets:
         self._engine = engine
         self._loaded: dict[str, list[Trajectory]] = {}
 
-    def settings(self, sampling: SamplingConfig, split: str, step: int, max_turns: int) -> EpisodeSettings:
+    def settings(self, sampling: SamplingConfig, split: Split, step: int, max_turns: int) -> EpisodeSettings:
         """How the episodes of a set are played."""
         environment = self._config.environment
         renderer = Renderer(self._engine.tokenizer, sampling.render)
@@ -66,9 +67,10 @@ class TrajectorySets:
         self, trajectories: Sequence[Trajectory], step: int, purpose: Purpose, sampled_by: str
     ) -> TrajectorySet:
         """Write a set, record it in the catalog, and keep it at hand for the rest of the step."""
-        source = sampled_by.replace("@", "-v")
+        policy, _, number = sampled_by.partition("@")
+        source = (policy, f"v{number}") if number else (policy,)
         place = self._run_id or "outside-runs"
-        key = (self._workspace.settings.tenant, place, f"step-{step:06d}", purpose, source)
+        key = (self._workspace.settings.tenant, place, f"step-{step:06d}", purpose, *source)
         saved = self._workspace.trajectories.save(key, trajectories)
         rewards = [t.reward for t in trajectories if t.reward is not None]
         recorded = self._workspace.catalog.add_trajectory_set(
