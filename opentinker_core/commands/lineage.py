@@ -63,6 +63,8 @@ def sync(
         typer.echo(json.dumps({"delivered": delivered, "outcome": delivery.outcome, "pending": events}))
     else:
         typer.echo(f"{delivered} events delivered to {dispatcher.tracking_uri}, {len(pending)} pending")
+        if delivery.outcome is Outcome.BUSY:
+            typer.echo("another process is delivering them just now")
         for event in pending:
             typer.echo(f"  {event.id} {event.kind} {event.payload} ({event.attempts} failed attempts)")
     if delivery.error:

@@ -27,12 +27,14 @@ class MLflowRecorder:
         self._mirror: Mirror | None = None
 
     def record(self, event: OutboxEvent) -> None:
-        """Mirror one event.
+        """Mirror one event; those of runs with `record.mlflow: false` are let pass.
 
         Raises:
             MirrorOutageError: MLflow cannot be used just now; nothing is wrong with the event.
-            EventError: this event cannot be mirrored, for a reason of its own.
+            OpenTinkerError: this event cannot be mirrored, for a reason of its own.
         """
+        if not self._is_wanted(event):
+            return
         mirror = self._connected()
         from mlflow.exceptions import MlflowException
 
@@ -56,6 +58,11 @@ class MLflowRecorder:
             mirror.versions.mirror_aliases(policy_name)
         except (MlflowException, OSError) as error:
             raise translated(error) from error
+
+    def _is_wanted(self, event: OutboxEvent) -> bool:
+        run_id = event.payload.get("run_id")
+        config = self._catalog.run(run_id).config if run_id else {}
+        return bool(config.get("record", {}).get("mlflow", True))
 
     def _connected(self) -> Mirror:
         if self._mirror is None:

@@ -168,6 +168,16 @@ def test_no_traces_are_written_where_none_are_asked_for(
     assert traces_of(tracking, run_of(tracking, training)) == []
 
 
+def test_a_run_that_wants_no_mlflow_is_let_pass_without_opening_it(workspace: Workspace) -> None:
+    training = Training(workspace, mlflow=False)
+    training.step()
+    training.finish()
+    nowhere = TrackingTarget("http://127.0.0.1:9", None)
+    deliver(OutboxDispatcher(
+        workspace.catalog, MLflowRecorder(nowhere, workspace.catalog, workspace.trajectories)
+    ))  # fmt: skip
+
+
 def test_demonstrations_shared_by_many_versions_are_traced_once(
     workspace: Workspace, dispatcher: OutboxDispatcher, tracking: Tracking
 ) -> None:

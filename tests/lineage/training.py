@@ -48,6 +48,7 @@ class Training:
     policy: str = "adder"
     name: str = "adder-rl"
     trace_episodes: int = 1
+    mlflow: bool = True
     flow_run_id: str | None = None
     start: str | None = None
     """`name@number` to start from; None: the base model."""
@@ -60,7 +61,7 @@ class Training:
             policy=PolicyConfig(name=self.policy, start=self.start or "base"),
             environment=EnvironmentConfig(id="arithmetic"),
             rl=RLPhase(steps=100),
-            record=RecordConfig(trace_episodes=self.trace_episodes),
+            record=RecordConfig(trace_episodes=self.trace_episodes, mlflow=self.mlflow),
         )
         values = config.model_dump(mode="json")
         catalog = self.workspace.catalog
