@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from opentinker_core.policies.types import PolicyVersion
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_WRAPPED = ("base model", "aliases", "error")
+"""Columns of a table that may take several lines where the terminal is narrow."""
+
 PolicyName = Annotated[str, typer.Argument(help="Name of a policy.", metavar="POLICY", show_default=False)]
 
 
@@ -54,9 +57,9 @@ def versions(policy: PolicyName, as_json: AsJson = False) -> None:
             one.phase,
             one.step,
             one.parent,
-            one.run_id,
-            one.sampler.digest[:12],
-            f"{one.created_at.astimezone():%Y-%m-%d %H:%M:%S}",
+            one.run_id and one.run_id[:8],
+            one.sampler.digest[:8],
+            f"{one.created_at.astimezone():%Y-%m-%d %H:%M}",
         )
         for one in found
     ]
@@ -80,7 +83,7 @@ def runs(
             run.name,
             names[run.policy_id],
             run.status,
-            f"{run.created_at.astimezone():%Y-%m-%d %H:%M:%S}",
+            f"{run.created_at.astimezone():%Y-%m-%d %H:%M}",
             run.error,
         )
         for run in found
@@ -167,7 +170,7 @@ def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column not in _WRAPPED)
     for row in rows:
         # Text: what users wrote is not markup.
         table.add_row(*(Text("" if value is None else str(value)) for value in row))

@@ -39,9 +39,7 @@ def opentinker(*arguments: str, code: int = 0) -> str:
 
 
 def as_json(*arguments: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(
-        opentinker(*arguments, "--json"), parse_constant=lambda _: pytest.fail()
-    )
+    answer: dict[str, Any] = json.loads(opentinker(*arguments, "--json"), parse_constant=pytest.fail)
     return answer
 
 
@@ -104,10 +102,8 @@ def test_wrong_requests_are_one_message(arguments: tuple[str, ...], message: str
 
 def test_a_damaged_catalog_is_one_message(home: Path) -> None:
     (home / "catalog.db").write_bytes(b"\1" * 8192)
-    assert (
-        opentinker("policies", code=1)
-        == f"opentinker: catalog sqlite:///{home}/catalog.db: file is not a database\n"
-    )
+    message = opentinker("policies", code=1)
+    assert message == f"opentinker: catalog sqlite:///{home}/catalog.db: file is not a database\n"
 
 
 def test_nothing_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +116,7 @@ def test_nothing_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_module_is_light() -> None:
     program = (
         "import sys, opentinker_core.commands.policies\n"
-        "print([name for name in ('sqlalchemy', 'alembic', 'rich.table', 'pydantic', 'torch') if name in sys.modules])"
+        "heavy = ('sqlalchemy', 'alembic', 'rich.table', 'pydantic', 'torch')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"

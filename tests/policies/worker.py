@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+import alembic.command  # noqa: F401  here, so that all workers open the catalog at the same moment
 from sqlalchemy.orm import Session
 
 from opentinker_core.policies.catalog import Catalog

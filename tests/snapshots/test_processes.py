@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -107,6 +108,7 @@ def test_concurrent_readers_download_once(local: Place, tmp_path: Path) -> None:
 
     def download(name: str, target: Path) -> None:
         downloads.append(name)
+        time.sleep(0.05)
         target.write_bytes((source / name).read_bytes())
 
     readers = [
