@@ -10,6 +10,11 @@ import threading
 import time
 from typing import Any
 
+
+class HelperEndedError(RuntimeError):
+    """The helper process ended without an answer."""
+
+
 _lock = threading.Lock()
 _process: "HelperProcess | None" = None
 
@@ -41,7 +46,7 @@ class HelperProcess:
 
         Raises:
             TimeoutError: no answer in `seconds`; the process was killed.
-            RuntimeError: the process ended.
+            HelperEndedError: the process ended.
         """
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
@@ -73,10 +78,10 @@ class HelperProcess:
                 if pipe is not None:
                     pipe.close()
 
-    def _ended(self) -> RuntimeError:
+    def _ended(self) -> HelperEndedError:
         code = self._popen.wait()
         self.close()
-        return RuntimeError(f"the reasoning-gym helper process ended with exit code {code}")
+        return HelperEndedError(f"the reasoning-gym helper process ended with exit code {code}")
 
 
 def ask(request: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -84,11 +89,19 @@ def ask(request: dict[str, Any], seconds: float) -> dict[str, Any]:
 
     Raises:
         TimeoutError: no answer in `seconds`; the next request gets a new helper.
-        RuntimeError: the helper ended.
+        HelperEndedError: a helper started for this very request ended.
     """
-    global _process
     with _lock:
-        if _process is None or not _process.alive:
-            _process = HelperProcess()
-            atexit.register(_process.close)
-        return _process.ask(request, seconds)
+        if _process is not None and _process.alive:
+            try:
+                return _process.ask(request, seconds)
+            except HelperEndedError:
+                pass  # killed from outside since its last answer: requests are self-contained, ask anew
+        return _started().ask(request, seconds)
+
+
+def _started() -> HelperProcess:
+    global _process
+    _process = HelperProcess()
+    atexit.register(_process.close)
+    return _process
