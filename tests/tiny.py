@@ -74,6 +74,9 @@ class TinyEngine:
         state.optimizer.zero_grad()
         return torch.cat(parts)
 
+    def has_gradient(self, policy: str) -> bool:
+        return any(p.grad is not None for _, p in self.trainer._policies[policy].adapter.parameters())
+
     def weights(self, policy: str) -> torch.Tensor:
         state = self.trainer._policies[policy]
         return torch.cat([p.detach().flatten() for _, p in state.adapter.parameters()])

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opentinker_core.trajectories.packing import Batch
+from opentinker_core.trajectories.errors import TrajectoryError
+from opentinker_core.trajectories.packing import MicroBatch
+from opentinker_core.trajectories.types import Datum
 
 Metrics = dict[str, Tensor]
 
@@ -37,29 +39,40 @@ class SignalBatch:
     @classmethod
     def of(
         cls,
-        batch: Batch,
+        batch: MicroBatch,
+        datums: Sequence[Datum],
+        token_scales: Sequence[np.ndarray],
+        reference_logprobs: Sequence[np.ndarray] | None = None,
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        reference_logprobs_M: Tensor | None = None,
     ) -> "SignalBatch":
-        """The positions of `batch` where the mask is true, in row-major order.
+        """The signal at the weighted positions of `batch`, in their order.
 
-        Logprobs gathered by `batch.mask_BN` (as `logprobs_BN[mask_BN]`) have the same order.
+        Args:
+            datums: the datums `batch` was made of.
+            token_scales: of each datum, float (N,), from a normalizer over the global batch.
+            reference_logprobs: of each datum, float (N,).
+
+        Raises:
+            TrajectoryError: weights and advantages are mixed, or an argument has not one (N,) array a datum.
         """
-        mask_BN = batch.mask_BN
+        _check_signal(datums, token_scales, reference_logprobs)
 
-        def floats(values_BN: np.ndarray) -> Tensor:
-            return torch.as_tensor(values_BN[mask_BN], dtype=dtype, device=device)
+        def gathered(arrays: Sequence[np.ndarray]) -> Tensor:
+            return torch.as_tensor(batch.gather(arrays), dtype=dtype, device=device)
 
-        signal_M = floats(batch.signal_BN)
+        def optional(arrays: Sequence[np.ndarray | None]) -> Tensor | None:
+            given = [array for array in arrays if array is not None]
+            return gathered(given) if len(given) == len(arrays) else None
+
         return cls(
-            token_scales_M=floats(batch.token_scales_BN),
-            row_M=torch.as_tensor(batch.datum_BN[mask_BN], device=device),
-            weights_M=signal_M if batch.supervised else None,
-            advantages_M=None if batch.supervised else signal_M,
-            sampler_logprobs_M=None if batch.supervised else floats(batch.sampler_logprobs_BN),
-            reference_logprobs_M=reference_logprobs_M,
+            token_scales_M=gathered(token_scales),
+            row_M=torch.as_tensor(batch.datum_M, device=device),
+            weights_M=optional([datum.weights_N for datum in datums]),
+            advantages_M=optional([datum.advantages_N for datum in datums]),
+            sampler_logprobs_M=optional([datum.sampler_logprobs_N for datum in datums]),
+            reference_logprobs_M=None if reference_logprobs is None else gathered(reference_logprobs),
         )
 
 
@@ -113,6 +126,18 @@ def sampler_metrics(logprobs_M: Tensor, sampler_logprobs_M: Tensor, loss_sum: Te
             "sampler_kl_k1": k1_M.sum(),
             "sampler_kl_k3": (ratio_M - 1 + k1_M).sum(),
         }
+
+
+def _check_signal(
+    datums: Sequence[Datum],
+    token_scales: Sequence[np.ndarray],
+    reference_logprobs: Sequence[np.ndarray] | None,
+) -> None:
+    if len({datum.weights_N is None for datum in datums}) > 1:
+        raise TrajectoryError("datums", "weights and advantages mixed", "one kind of signal a batch")
+    for name, arrays in (("token_scales", token_scales), ("reference_logprobs", reference_logprobs)):
+        if arrays is not None and [len(array) for array in arrays] != [len(datum) for datum in datums]:
+            raise TrajectoryError(name, [len(array) for array in arrays], "one (N,) array a datum")
 
 
 def _kept(name: str) -> bool:

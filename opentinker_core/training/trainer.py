@@ -22,8 +22,8 @@ from opentinker_core.lora.peft_format import read_peft, write_peft
 from opentinker_core.models.decoder import Decoder
 from opentinker_core.objectives.types import Objective, SignalBatch, combine_metrics, finalize_metrics
 from opentinker_core.sampling.distribution import log_distribution
-from opentinker_core.training.layout import MicroBatch, micro_batches
 from opentinker_core.training.state import PolicyState
+from opentinker_core.trajectories.packing import MicroBatch, micro_batches
 from opentinker_core.trajectories.types import Datum
 
 _HEAD_CHUNK = 1024
@@ -103,7 +103,11 @@ class Trainer:
         return self._state(policy).step
 
     def forward(self, policy: str | None, datums: Sequence[Datum]) -> list[np.ndarray]:
-        """Logprobs of each datum's targets, float32 (N,), 0 where the mask is false; None: the base model."""
+        """Logprobs of each datum's targets, float32 (N,), 0 where the mask is false; None: the base model.
+
+        Raises:
+            UsageError: `policy` has no resident state, or the datums differ in temperature, top_p or top_k.
+        """
         adapter = None if policy is None else self._state(policy).adapter
         logprobs = [np.zeros(len(datum.mask_N), np.float32) for datum in datums]
         with torch.no_grad(), applied(adapter):
@@ -126,15 +130,23 @@ class Trainer:
             scales: of each datum, float (N,): the factor of each token's loss, from a normalizer
                 over the global batch (`objectives.normalizers.token_scales`).
             with_reference: give the objective the base model's logprobs too.
+
+        Raises:
+            UsageError: `policy` has no resident state, there are no datums, or they differ in
+                temperature, top_p or top_k.
+            TrajectoryError: some datums have weights and some advantages, or `scales` does not fit them.
         """
         adapter = self._state(policy).adapter
+        if not datums:
+            raise UsageError("datums: [] is not accepted; accepted: at least one datum")
         reference = self.forward(None, datums) if with_reference else None
         logprobs = [np.zeros(len(datum.mask_N), np.float32) for datum in datums]
         loss_sum, sums = 0.0, []
         for batch in self._micro_batches(datums):
             with applied(adapter):
                 logprobs_M = self._logprobs(batch, datums, adapter)
-                loss, metrics = objective(logprobs_M, self._signal(batch, datums, scales, reference))
+                signal = SignalBatch.of(batch, datums, scales, reference, device=self._device)
+                loss, metrics = objective(logprobs_M, signal)
                 loss.backward()
             _scatter(logprobs_M.detach(), batch, logprobs)
             loss_sum += loss.item()
@@ -153,6 +165,7 @@ class Trainer:
         return self._policies[policy]
 
     def _micro_batches(self, datums: Sequence[Datum]) -> Iterator[MicroBatch]:
+        _check_one_shape(datums)
         layout = self.layout
         return micro_batches(
             datums, layout.micro_batch_tokens, share_prefix=layout.share_prefix, pack=layout.pack
@@ -167,9 +180,8 @@ class Trainer:
         hidden_BTD = self._decoder.hidden(**inputs, use_cache=False)
         rows = torch.from_numpy(batch.row_M).to(self._device)
         hidden_MD = hidden_BTD[rows, torch.from_numpy(batch.column_M).to(self._device)]
-        targets_M = torch.from_numpy(_flat(batch, [datum.target_tokens_N for datum in datums])).to(
-            self._device
-        )
+        all_targets = batch.gather([datum.target_tokens_N for datum in datums])
+        targets_M = torch.from_numpy(all_targets).to(self._device)
         shape = datums[0]
         chunks = zip(hidden_MD.split(_HEAD_CHUNK), targets_M.split(_HEAD_CHUNK), strict=True)
         return torch.cat([self._head(hidden, targets, shape, adapter) for hidden, targets in chunks])
@@ -188,33 +200,17 @@ class Trainer:
             logprobs, hidden_MD, use_reentrant=False, context_fn=lambda: (nullcontext(), applied(adapter))
         )
 
-    def _signal(
-        self,
-        batch: MicroBatch,
-        datums: Sequence[Datum],
-        scales: Sequence[np.ndarray],
-        reference: Sequence[np.ndarray] | None,
-    ) -> SignalBatch:
-        def flat(arrays: Sequence[np.ndarray | None]) -> Tensor | None:
-            if any(array is None for array in arrays):
-                return None
-            return torch.from_numpy(_flat(batch, arrays)).float().to(self._device)
 
-        scales_M = flat(scales)
-        assert scales_M is not None
-        return SignalBatch(
-            weights_M=flat([datum.weights_N for datum in datums]),
-            advantages_M=flat([datum.advantages_N for datum in datums]),
-            sampler_logprobs_M=flat([datum.sampler_logprobs_N for datum in datums]),
-            reference_logprobs_M=None if reference is None else flat(reference),
-            token_scales_M=scales_M,
-            row_M=torch.from_numpy(batch.datum_M).to(self._device),
-        )
-
-
-def _flat(batch: MicroBatch, arrays: Sequence[Any]) -> np.ndarray:
-    """Take each weighted position's entry from its datum's array."""
-    return np.array([arrays[d][n] for d, n in zip(batch.datum_M, batch.position_M, strict=True)])
+def _check_one_shape(datums: Sequence[Datum]) -> None:
+    """All logprobs of a call are those of one sampled distribution."""
+    for name in ("temperature", "top_p", "top_k"):
+        for index, datum in enumerate(datums):
+            first, other = getattr(datums[0], name), getattr(datum, name)
+            if other != first:
+                raise UsageError(
+                    f"datums[{index}].{name}: {other!r} is not accepted; "
+                    f"accepted: {first!r} as in datums[0], the same for all datums of a call"
+                )
 
 
 def _scatter(logprobs_M: Tensor, batch: MicroBatch, out: list[np.ndarray]) -> None:

@@ -1,195 +1,184 @@
-"""Which sequences go through the model together, and the arrays of such a batch.
+"""How datums become rows of a forward pass: padded, packed, or sharing the prompt of a group.
 
-Axes: B rows, N positions of the longest row, D datums of the batch. Padding is known by length alone,
-never by a token id, so a pad id that equals a real token is harmless.
+A row holds blocks; a block is one prefix followed by segments. A token sees its block's prefix
+and the tokens before it in its own segment, at the position it has in its own sequence. So one
+description covers plain padding (one block, one segment a row), packing (several blocks) and
+prefix sharing (several segments: the completions of one prompt, which is run once). The forward
+pass gives every datum exactly what it would get alone.
+
+Axes: N positions of a datum, B rows, T columns of a row, M weighted positions of a micro-batch.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from opentinker_core.trajectories.errors import TrajectoryError
 from opentinker_core.trajectories.types import Datum
 
-PADDING = -1
-"""The segment id and the datum index of positions that belong to no datum."""
+MAX_SHARED_ROW = 1024
+"""Columns of a row with several segments: its attention mask is dense, T x T."""
+
+
+@dataclass
+class _Row:
+    """One row under construction."""
+
+    tokens: list[np.ndarray] = field(default_factory=list)
+    positions: list[np.ndarray] = field(default_factory=list)
+    blocks: list[np.ndarray] = field(default_factory=list)
+    segments: list[np.ndarray] = field(default_factory=list)
+    columns: dict[int, np.ndarray] = field(default_factory=dict)
+    """Datum index → column of each of its N positions."""
+    length: int = 0
+    n_blocks: int = 0
+
+    def add_block(self, prefix: np.ndarray, members: Sequence[int], datums: Sequence[Datum]) -> None:
+        block, shared = self.n_blocks, len(prefix)
+        prefix_columns = self._append(prefix, 0, block, 0)
+        for segment, index in enumerate(members, start=1):
+            rest = datums[index].input_tokens_N[shared:]
+            self.columns[index] = np.concatenate([prefix_columns, self._append(rest, shared, block, segment)])
+        self.n_blocks += 1
+
+    def _append(self, tokens: np.ndarray, position: int, block: int, segment: int) -> np.ndarray:
+        n = len(tokens)
+        self.tokens.append(tokens)
+        self.positions.append(np.arange(position, position + n))
+        self.blocks.append(np.full(n, block))
+        self.segments.append(np.full(n, segment))
+        self.length += n
+        return np.arange(self.length - n, self.length)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether plain causal attention over the row is already right."""
+        return self.n_blocks == 1 and len(self.columns) == 1
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """Rows of one or more datums each, side by side; arrays are (B, N), indexed by target like a datum's."""
+class MicroBatch:
+    """Rows that go through the model at once, and where the weighted positions are in them."""
 
-    input_tokens_BN: np.ndarray
-    """int64; the pad id after a row's end."""
-    target_tokens_BN: np.ndarray
-    mask_BN: np.ndarray
-    """bool: positions whose target carries the signal."""
-    signal_BN: np.ndarray
-    """float32: weights if `supervised`, else advantages."""
-    sampler_logprobs_BN: np.ndarray
-    """float32; 0 if `supervised`."""
-    token_scales_BN: np.ndarray
-    """float32: the normalizer's factor of each trained token (1 if none was given)."""
-    datum_BN: np.ndarray
-    """int64: index of the datum a position belongs to, `PADDING` after a row's end."""
-    segment_BN: np.ndarray
-    """int64: 0, 1, ... within a row; `PADDING` after its end."""
-    position_BN: np.ndarray
-    """int64: position within the segment; 0 after a row's end."""
-    lengths_B: np.ndarray
-    temperature_D: np.ndarray
-    top_p_D: np.ndarray
-    top_k_D: np.ndarray
-    supervised: bool
+    tokens_BT: np.ndarray
+    positions_BT: np.ndarray
+    attention_BTT: np.ndarray | None
+    """bool, true where the second axis' token sees the third's; None: plain causal."""
+    row_M: np.ndarray
+    column_M: np.ndarray
+    datum_M: np.ndarray
+    """Index of the datum each weighted position belongs to."""
+    position_M: np.ndarray
+    """Index into the datum's N positions."""
 
-    @property
-    def attention(self) -> np.ndarray:
-        """bool (B, N): real positions; what a padded batch passes as the attention mask."""
-        return self.segment_BN != PADDING
-
-    @property
-    def packed(self) -> bool:
-        """Whether a row holds several datums, so that attention must be block-diagonal."""
-        return bool((self.segment_BN > 0).any())
-
-    def attention_matrix(self) -> np.ndarray:
-        """bool (B, N, N): block-diagonal and causal, true where position i may see position j <= i.
-
-        Padding sees itself alone: a row without any visible key would make softmax return NaN.
-        """
-        same_BNN = self.segment_BN[:, :, None] == self.segment_BN[:, None, :]
-        causal_NN = np.tri(self.segment_BN.shape[1], dtype=bool)
-        real_BN1 = self.attention[:, :, None]
-        return same_BNN & causal_NN & real_BN1 | np.eye(len(causal_NN), dtype=bool)
+    def gather(self, arrays_D: Sequence[np.ndarray]) -> np.ndarray:
+        """Entries (M,) of the weighted positions, from one (N,) array a datum."""
+        return np.array([arrays_D[d][n] for d, n in zip(self.datum_M, self.position_M, strict=True)])
 
 
-def micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Split rows so that rows x longest row <= `budget_tokens`; a single longer row stands alone.
+def micro_batches(
+    datums: Sequence[Datum], budget: int, *, share_prefix: bool = True, pack: bool = False
+) -> Iterator[MicroBatch]:
+    """Lay out `datums` in rows and split these into micro-batches of at most `budget` padded tokens.
 
-    Deterministic: rows are taken from long to short, equal lengths in the order given.
+    A single longer row stands alone, and holds one datum. The result depends on the datums and
+    arguments only; rows are taken from long to short, those of equal length in the order of the datums.
 
     Raises:
-        TrajectoryError: a length or the budget is not positive.
+        TrajectoryError: the budget is not positive.
     """
-    groups: list[list[int]] = []
-    for index in _longest_first(lengths, budget_tokens):
-        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= budget_tokens:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return groups
+    if budget < 1:
+        raise TrajectoryError("budget", budget, "a positive number of tokens")
+    rows = _rows(datums, min(budget, MAX_SHARED_ROW), share_prefix, pack)
+    return _split_rows(sorted(rows, key=lambda row: -row.length), datums, budget)
 
 
-def pack(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """First-fit decreasing: rows of indices whose lengths sum to <= `budget_tokens`.
+def _split_rows(rows: Sequence[_Row], datums: Sequence[Datum], budget: int) -> Iterator[MicroBatch]:
+    """Micro-batches of `rows`, which are sorted from long to short."""
+    batch: list[_Row] = []
+    for row in rows:
+        if batch and batch[0].length * (len(batch) + 1) > budget:
+            yield _assemble(batch, datums)
+            batch = []
+        batch.append(row)
+    if batch:
+        yield _assemble(batch, datums)
 
-    A single longer sequence has a row of its own. Deterministic like `micro_batches`.
 
-    Raises:
-        TrajectoryError: a length or the budget is not positive.
-    """
-    rows: list[list[int]] = []
-    free: list[int] = []
-    for index in _longest_first(lengths, budget_tokens):
-        fitting = next((row for row, room in enumerate(free) if lengths[index] <= room), None)
-        if fitting is None:
-            rows.append([index])
-            free.append(budget_tokens - lengths[index])
-        else:
-            rows[fitting].append(index)
-            free[fitting] -= lengths[index]
+def _rows(datums: Sequence[Datum], limit: int, share_prefix: bool, pack: bool) -> list[_Row]:
+    """Rows of at most `limit` columns (a longer datum alone); packed by first fit, from long to short."""
+    rows: list[_Row] = []
+    blocks = _blocks(datums, limit, share_prefix)
+    for length, prefix, members in sorted(blocks, key=lambda block: -block[0]):
+        row = _first_fit(rows, length, limit) if pack else None
+        if row is None:
+            rows.append(row := _Row())
+        row.add_block(prefix, members, datums)
     return rows
 
 
-def pad(
-    datums: Sequence[Datum], token_scales: Sequence[np.ndarray] | None = None, *, pad_id: int = 0
-) -> Batch:
-    """A batch of one datum a row.
+def _blocks(
+    datums: Sequence[Datum], limit: int, share_prefix: bool
+) -> Iterator[tuple[int, np.ndarray, list[int]]]:
+    """(length, prefix, datums) of each block: the datums of equal prefix, as many as `limit` allows."""
+    groups: dict[bytes | int, list[int]] = defaultdict(list)
+    for index, datum in enumerate(datums):
+        groups[_prefix(datum).tobytes() if share_prefix else index].append(index)
+    for members in groups.values():
+        first = datums[members[0]]
+        prefix = _prefix(first) if share_prefix else first.input_tokens_N[:0]
+        for part in _split(members, len(prefix), datums, limit):
+            yield len(prefix) + sum(len(datums[i]) - len(prefix) for i in part), prefix, part
 
-    `token_scales`: one (N,) array a datum, from `objectives.normalizers.token_scales`.
-    """
-    return arrange(datums, [[index] for index in range(len(datums))], token_scales, pad_id=pad_id)
+
+def _prefix(datum: Datum) -> np.ndarray:
+    """The inputs before and including the one that predicts the first weighted target."""
+    return datum.input_tokens_N[: int(np.argmax(datum.mask_N)) + 1]
 
 
-def arrange(
-    datums: Sequence[Datum],
-    rows: Sequence[Sequence[int]],
-    token_scales: Sequence[np.ndarray] | None = None,
-    *,
-    pad_id: int = 0,
-) -> Batch:
-    """A batch whose row b holds the datums `rows[b]`, one after another (see `pack`).
+def _split(members: Sequence[int], shared: int, datums: Sequence[Datum], limit: int) -> Iterator[list[int]]:
+    part: list[int] = []
+    length = shared
+    for index in members:
+        own = len(datums[index]) - shared
+        if part and length + own > limit:
+            yield part
+            part, length = [], shared
+        part.append(index)
+        length += own
+    yield part
 
-    Raises:
-        TrajectoryError: a datum is in no row or in several, supervised and RL datums are mixed, or
-            `token_scales` does not fit.
-    """
-    _check_arrangement(datums, rows, token_scales)
-    lengths_B = np.array([sum(len(datums[index]) for index in row) for row in rows], dtype=np.int64)
-    shape = (len(rows), int(lengths_B.max()))
-    batch = Batch(
-        input_tokens_BN=np.full(shape, pad_id, dtype=np.int64),
-        target_tokens_BN=np.full(shape, pad_id, dtype=np.int64),
-        mask_BN=np.zeros(shape, dtype=bool),
-        signal_BN=np.zeros(shape, dtype=np.float32),
-        sampler_logprobs_BN=np.zeros(shape, dtype=np.float32),
-        token_scales_BN=np.zeros(shape, dtype=np.float32),
-        datum_BN=np.full(shape, PADDING, dtype=np.int64),
-        segment_BN=np.full(shape, PADDING, dtype=np.int64),
-        position_BN=np.zeros(shape, dtype=np.int64),
-        lengths_B=lengths_B,
-        temperature_D=np.array([datum.temperature for datum in datums], dtype=np.float64),
-        top_p_D=np.array([datum.top_p for datum in datums], dtype=np.float64),
-        top_k_D=np.array([datum.top_k for datum in datums], dtype=np.int64),
-        supervised=datums[0].weights_N is not None,
-    )
+
+def _first_fit(rows: Sequence[_Row], length: int, limit: int) -> _Row | None:
+    return next((row for row in rows if row.length + length <= limit), None)
+
+
+def _assemble(rows: Sequence[_Row], datums: Sequence[Datum]) -> MicroBatch:
+    width = max(row.length for row in rows)
+    tokens_BT = np.zeros((len(rows), width), np.int64)
+    positions_BT = np.zeros((len(rows), width), np.int64)
+    weighted: list[tuple[np.ndarray, ...]] = []
     for b, row in enumerate(rows):
-        start = 0
-        for segment, index in enumerate(row):
-            scales = token_scales[index] if token_scales is not None else None
-            place = (b, slice(start, start + len(datums[index])))
-            _place(batch, place, datums[index], scales)
-            batch.datum_BN[place] = index
-            batch.segment_BN[place] = segment
-            start += len(datums[index])
-    return batch
+        tokens_BT[b, : row.length] = np.concatenate(row.tokens)
+        positions_BT[b, : row.length] = np.concatenate(row.positions)
+        for index, columns in row.columns.items():
+            at = np.flatnonzero(datums[index].mask_N)
+            weighted.append((np.full(len(at), b), columns[at], np.full(len(at), index), at))
+    attention = None if all(row.is_causal for row in rows) else _attention(rows, width)
+    return MicroBatch(
+        tokens_BT, positions_BT, attention, *(np.concatenate(x) for x in zip(*weighted, strict=True))
+    )
 
 
-def _place(batch: Batch, place: tuple[int, slice], datum: Datum, scales_N: np.ndarray | None) -> None:
-    batch.input_tokens_BN[place] = datum.input_tokens_N
-    batch.target_tokens_BN[place] = datum.target_tokens_N
-    batch.mask_BN[place] = datum.mask_N
-    batch.signal_BN[place] = datum.signal
-    if datum.sampler_logprobs_N is not None:
-        batch.sampler_logprobs_BN[place] = datum.sampler_logprobs_N
-    batch.token_scales_BN[place] = datum.mask_N if scales_N is None else scales_N
-    batch.position_BN[place] = np.arange(len(datum))
-
-
-def _longest_first(lengths: Sequence[int], budget_tokens: int) -> list[int]:
-    if budget_tokens < 1:
-        raise TrajectoryError("budget_tokens", budget_tokens, "a positive number of tokens")
-    for index, length in enumerate(lengths):
-        if length < 1:
-            raise TrajectoryError(f"lengths[{index}]", length, "a positive number of tokens")
-    return sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-
-
-def _check_arrangement(
-    datums: Sequence[Datum], rows: Sequence[Sequence[int]], token_scales: Sequence[np.ndarray] | None
-) -> None:
-    if not datums:
-        raise TrajectoryError("datums", [], "at least one datum")
-    if not all(rows) or sorted(index for row in rows for index in row) != list(range(len(datums))):
-        raise TrajectoryError(
-            "rows", [list(row) for row in rows], f"each of {len(datums)} datums exactly once"
-        )
-    if len({datum.weights_N is None for datum in datums}) > 1:
-        raise TrajectoryError("datums", "weights and advantages mixed", "one kind of signal a batch")
-    if token_scales is not None and [len(scales) for scales in token_scales] != [
-        len(datum) for datum in datums
-    ]:
-        raise TrajectoryError(
-            "token_scales", [len(scales) for scales in token_scales], "one (N,) array a datum"
-        )
+def _attention(rows: Sequence[_Row], width: int) -> np.ndarray:
+    """Padding sees itself only, which keeps its softmax finite and is read by nobody."""
+    attention_BTT = np.zeros((len(rows), width, width), bool)
+    for b, row in enumerate(rows):
+        block, segment = np.concatenate(row.blocks), np.concatenate(row.segments)
+        same = (block[:, None] == block) & ((segment == 0) | (segment[:, None] == segment))
+        attention_BTT[b, : row.length, : row.length] = np.tril(same)
+    diagonal = np.arange(width)
+    attention_BTT[:, diagonal, diagonal] = True
+    return attention_BTT

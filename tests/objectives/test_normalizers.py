@@ -1,5 +1,7 @@
 """One divisor over the global batch, so that no way of laying out the rows changes loss or gradient."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -14,9 +16,10 @@ from opentinker_core.objectives.cross_entropy import cross_entropy
 from opentinker_core.objectives.normalizers import token_scales
 from opentinker_core.objectives.types import Objective, SignalBatch, combine_metrics, finalize_metrics
 from opentinker_core.trajectories.datums import to_datum
-from opentinker_core.trajectories.packing import Batch, arrange, micro_batches, pack
+from opentinker_core.trajectories.errors import TrajectoryError
+from opentinker_core.trajectories.packing import MicroBatch, micro_batches
 from opentinker_core.trajectories.types import Datum, Trajectory
-from tests.trajectories.strategies import trajectory_lists, two_turns
+from tests.trajectories.strategies import demonstration, trajectory_lists, two_turns
 
 
 def _datum(trajectory_id: str, tokens: int) -> Datum:
@@ -70,34 +73,45 @@ class Model(torch.nn.Module):
 
         self.tokens, self.positions, self.head = parameter(10, 6), parameter(64, 6), parameter(6, 10)
 
-    def logprobs(self, batch: Batch) -> Tensor:
-        hidden_BNH = self.tokens[batch.input_tokens_BN] + self.positions[batch.position_BN]
-        seen_BNN = torch.from_numpy(batch.attention_matrix()).double()
-        mixed_BNH = torch.tanh(seen_BNN @ hidden_BNH / seen_BNN.sum(-1, keepdim=True))
-        logprobs_BNV = (mixed_BNH @ self.head).log_softmax(-1)
-        targets_BN1 = torch.from_numpy(batch.target_tokens_BN)[:, :, None]
-        return logprobs_BNV.gather(-1, targets_BN1).squeeze(-1)[torch.from_numpy(batch.mask_BN)]
+    def logprobs(self, batch: MicroBatch, datums: list[Datum]) -> Tensor:
+        hidden_BTH = self.tokens[batch.tokens_BT] + self.positions[batch.positions_BT]
+        seen_BTT = batch.attention_BTT
+        if seen_BTT is None:
+            seen_BTT = np.tri(batch.tokens_BT.shape[1], dtype=bool)[None]
+        weights_BTT = torch.from_numpy(seen_BTT).double()
+        mixed_BTH = torch.tanh(weights_BTT @ hidden_BTH / weights_BTT.sum(-1, keepdim=True))
+        logprobs_BTV = (mixed_BTH @ self.head).log_softmax(-1)
+        targets_M = batch.gather([datum.target_tokens_N for datum in datums])
+        return logprobs_BTV[batch.row_M, batch.column_M, targets_M]
+
+
+@dataclass(frozen=True)
+class Layout:
+    budget: int = 10_000
+    share_prefix: bool = False
+    pack: bool = False
+
+
+PLAIN = Layout()
 
 
 def _loss_and_gradient(
-    objective: Objective, datums: list[Datum], scales: list[np.ndarray], layout: list[list[list[int]]]
+    objective: Objective, datums: list[Datum], scales: list[np.ndarray], layout: Layout = PLAIN
 ) -> tuple[dict[str, float], Tensor]:
-    """`layout`: micro-batches of rows of datum indices."""
     model, metrics = Model(), []
-    for rows in layout:
-        order = [index for row in rows for index in row]
-        local = [[order.index(index) for index in row] for row in rows]
-        batch = arrange(
-            [datums[index] for index in order], local, [scales[index] for index in order], pad_id=9
-        )
-        logprobs_M = model.logprobs(batch)
-        reference_M = torch.full_like(logprobs_M, -2.0).detach()
-        signal = SignalBatch.of(batch, dtype=torch.float64, reference_logprobs_M=reference_M)
-        loss, part = objective(logprobs_M, signal)
+    reference = [np.full(len(datum), -2.0) for datum in datums]
+    for batch in micro_batches(datums, layout.budget, share_prefix=layout.share_prefix, pack=layout.pack):
+        signal = SignalBatch.of(batch, datums, scales, reference, dtype=torch.float64)
+        loss, part = objective(model.logprobs(batch, datums), signal)
         loss.backward()
         metrics.append(part)
     gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])  # type: ignore[union-attr]
     return finalize_metrics(combine_metrics(metrics)), gradient
+
+
+def _assert_same(left: tuple[dict[str, float], Tensor], right: tuple[dict[str, float], Tensor]) -> None:
+    assert left[0] == pytest.approx(right[0], rel=1e-9, abs=1e-9)
+    torch.testing.assert_close(left[1], right[1], rtol=1e-9, atol=1e-9)
 
 
 OBJECTIVES = {
@@ -126,20 +140,22 @@ def test_no_layout_changes_loss_or_gradient(
 ) -> None:
     datums = [_to_datum(name, episode, place - 1.25) for place, episode in enumerate(episodes)]
     scales = token_scales(normalizer, datums, max_tokens=16)
-    objective, indices, lengths = OBJECTIVES[name], list(range(len(datums))), [len(datum) for datum in datums]
-    shuffled = list(indices)
+    objective, shuffled = OBJECTIVES[name], list(range(len(datums)))
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    expected, gradient = _loss_and_gradient(objective, datums, scales, [[[index] for index in indices]])
+    expected = _loss_and_gradient(objective, datums, scales)
+    other_order = [datums[i] for i in shuffled], [scales[i] for i in shuffled]
     layouts = {
-        "one at a time": [[[index]] for index in indices],
-        "another order": [[[index] for index in shuffled]],
-        "micro-batches": [[[index] for index in part] for part in micro_batches(lengths, budget)],
-        "packed": [[row] for row in pack(lengths, budget)],
+        "one at a time": Layout(budget=1),
+        "micro-batches": Layout(budget),
+        "packed": Layout(budget, pack=True),
+        "packed into few rows": Layout(pack=True),
+        "shared prefixes": Layout(budget, share_prefix=True),
+        "both": Layout(budget, share_prefix=True, pack=True),
     }
+    _assert_same(_loss_and_gradient(objective, *other_order), expected)
     for layout in layouts.values():
-        metrics, other = _loss_and_gradient(objective, datums, scales, layout)
-        assert metrics == pytest.approx(expected, rel=1e-9, abs=1e-9)
-        torch.testing.assert_close(other, gradient, rtol=1e-9, atol=1e-9)
+        _assert_same(_loss_and_gradient(objective, datums, scales, layout), expected)
+        _assert_same(_loss_and_gradient(objective, *other_order, layout), expected)
 
 
 def _one_row_a_turn(trajectory: Trajectory, advantage: float) -> list[Datum]:
@@ -168,22 +184,54 @@ def test_splitting_an_episode_into_rows_changes_nothing(
 ) -> None:
     whole = [to_datum(episode, advantages=place - 1.25) for place, episode in enumerate(episodes)]
     split = [row for place, episode in enumerate(episodes) for row in _one_row_a_turn(episode, place - 1.25)]
-    results = []
-    for datums in (whole, split):
-        scales = token_scales(normalizer, datums, max_tokens=16)
-        layout = [[[index] for index in range(len(datums))]]
-        results.append(_loss_and_gradient(OBJECTIVES["importance_sampling"], datums, scales, layout))
-    (expected, gradient), (metrics, other) = results
-    assert metrics == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    torch.testing.assert_close(other, gradient, rtol=1e-9, atol=1e-9)
+    objective = OBJECTIVES["importance_sampling"]
+    scales = token_scales(normalizer, whole, max_tokens=16)
+    split_scales = token_scales(normalizer, split, max_tokens=16)
+    expected = _loss_and_gradient(objective, whole, scales)
+    for layout in (PLAIN, Layout(40), Layout(40, share_prefix=True, pack=True)):
+        _assert_same(_loss_and_gradient(objective, split, split_scales, layout), expected)
 
 
-def test_signals_follow_the_order_of_the_mask() -> None:
-    batch = arrange([to_datum(two_turns(), advantages=[1.0, -2.0])], [[0]])
-    signal = SignalBatch.of(batch)
+def _only_batch(datums: list[Datum]) -> MicroBatch:
+    (batch,) = micro_batches(datums, 10_000)
+    return batch
+
+
+def test_signals_are_those_of_the_weighted_positions() -> None:
+    datums = [to_datum(two_turns(), advantages=[1.0, -2.0])]
+    scales = [np.arange(5, dtype=np.float32)]
+    signal = SignalBatch.of(_only_batch(datums), datums, scales, [np.arange(-5.0, 0)])
     assert signal.advantages_M is not None
     assert signal.advantages_M.tolist() == [1, 1, -2]
     assert signal.sampler_logprobs_M is not None
     assert signal.sampler_logprobs_M.tolist() == [-0.5, -1.5, -2.5]
+    assert signal.reference_logprobs_M is not None
+    assert signal.reference_logprobs_M.tolist() == [-4, -3, -1]
+    assert signal.token_scales_M.tolist() == [1, 2, 4]
     assert signal.row_M.tolist() == [0, 0, 0]
     assert signal.weights_M is None
+
+
+def test_supervised_signals_have_weights_only() -> None:
+    datums = [to_datum(two_turns(), weights=[3.0, 0.5]), to_datum(demonstration(), weights=1.0)]
+    signal = SignalBatch.of(_only_batch(datums), datums, [np.ones(5), np.full(2, 0.25)], dtype=torch.float64)
+    assert signal.weights_M is not None
+    assert signal.weights_M.dtype == signal.token_scales_M.dtype == torch.float64
+    assert signal.weights_M.tolist() == [3, 3, 0.5, 1, 1]
+    assert signal.token_scales_M.tolist() == [1, 1, 1, 0.25, 0.25]
+    assert signal.row_M.tolist() == [0, 0, 0, 1, 1]
+    assert signal.advantages_M is signal.sampler_logprobs_M is signal.reference_logprobs_M is None
+
+
+def test_signals_refuse_what_does_not_fit_together() -> None:
+    supervised = to_datum(demonstration(), weights=1.0)
+    sampled = to_datum(two_turns(), advantages=1.0)
+    batch, mixed = _only_batch([supervised]), [supervised, sampled]
+    with pytest.raises(TrajectoryError, match="one kind of signal"):
+        SignalBatch.of(_only_batch(mixed), mixed, [np.ones(2), np.ones(5)])
+    with pytest.raises(TrajectoryError, match=r"token_scales: \[3\]"):
+        SignalBatch.of(batch, [supervised], [np.ones(3)])
+    with pytest.raises(TrajectoryError, match=r"token_scales: \[\]"):
+        SignalBatch.of(batch, [supervised], [])
+    with pytest.raises(TrajectoryError, match=r"reference_logprobs: \[1\]"):
+        SignalBatch.of(batch, [supervised], [np.ones(2)], [np.ones(1)])

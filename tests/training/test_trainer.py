@@ -1,5 +1,6 @@
 """The trainer's primitives: gradients that no layout changes, exact checkpoints, and real learning."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from opentinker_core.objectives.cross_entropy import cross_entropy
 from opentinker_core.objectives.normalizers import token_scales
 from opentinker_core.sampling.protocol import SampleRequest, SamplingParams
 from opentinker_core.training.trainer import LayoutSettings
+from opentinker_core.trajectories.errors import TrajectoryError
 from opentinker_core.trajectories.types import Datum
 from tests.tiny import LORA, TinyEngine, requests, rl_datums
 
@@ -185,3 +187,33 @@ def test_long_batches_recompute_the_head_without_changing_the_gradient(engine: T
 def test_an_unknown_policy_is_named(engine: TinyEngine, datums: list[Datum]) -> None:
     with pytest.raises(UsageError, match="'nobody' has no resident state"):
         engine.trainer.optim_step("nobody", OPTIMIZER)
+
+
+@pytest.mark.parametrize(("field", "value"), [("temperature", 0.5), ("top_p", 0.9), ("top_k", 3)])
+def test_datums_of_one_call_share_their_sampled_distribution(
+    engine: TinyEngine, datums: list[Datum], field: str, value: float
+) -> None:
+    mixed = [*datums, replace(datums[0], **{field: value})]  # type: ignore[arg-type]
+    expected = rf"datums\[15\]\.{field}: {value} .* {getattr(datums[0], field)} as in datums\[0\]"
+    for policy in ("p", None):
+        with pytest.raises(UsageError, match=expected):
+            engine.trainer.forward(policy, mixed)
+    scales = token_scales(Normalizer.TOKENS, mixed, 10)
+    with pytest.raises(UsageError, match=expected):
+        engine.trainer.forward_backward("p", mixed, rl_objective(ObjectiveConfig()), scales)
+    assert not engine.has_gradient("p")
+
+
+def test_no_datums_are_refused_for_a_gradient_and_nothing_for_logprobs(engine: TinyEngine) -> None:
+    assert engine.trainer.forward("p", []) == engine.trainer.forward(None, []) == []
+    with pytest.raises(UsageError, match=r"datums: \[\] is not accepted; accepted: at least one datum"):
+        engine.trainer.forward_backward("p", [], cross_entropy, [])
+
+
+def test_datums_with_weights_and_with_advantages_do_not_mix(engine: TinyEngine, datums: list[Datum]) -> None:
+    supervised = replace(_supervised(engine, "3+4=", "7"), top_k=datums[0].top_k)
+    mixed = [datums[0], supervised]
+    assert [len(logprobs_N) for logprobs_N in engine.trainer.forward("p", mixed)] == [len(d) for d in mixed]
+    with pytest.raises(TrajectoryError, match="one kind of signal"):
+        engine.trainer.forward_backward("p", mixed, cross_entropy, token_scales(Normalizer.TOKENS, mixed, 10))
+    assert not engine.has_gradient("p")

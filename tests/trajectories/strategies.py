@@ -13,7 +13,12 @@ rewards = st.floats(-10, 10)
 
 
 @st.composite
-def trajectories(draw: st.DrawFn, trajectory_id: str = "s00001-g0-m0", max_turns: int = 4) -> Trajectory:
+def trajectories(
+    draw: st.DrawFn,
+    trajectory_id: str = "s00001-g0-m0",
+    max_turns: int = 4,
+    prompts: st.SearchStrategy[list[int]] = some_tokens,
+) -> Trajectory:
     """A finished episode of 1 to `max_turns` turns, with or without context after the last one."""
     builder = TrajectoryBuilder(
         trajectory_id=trajectory_id,
@@ -23,7 +28,7 @@ def trajectories(draw: st.DrawFn, trajectory_id: str = "s00001-g0-m0", max_turns
         group=draw(st.integers(0, 3)),
         member=draw(st.integers(0, 3)),
     )
-    builder.observed(draw(some_tokens))
+    builder.observed(draw(prompts))
     for turn in range(draw(st.integers(1, max_turns))):
         if turn:
             builder.observed(draw(tokens))
@@ -42,9 +47,10 @@ def trajectories(draw: st.DrawFn, trajectory_id: str = "s00001-g0-m0", max_turns
 
 @st.composite
 def trajectory_lists(draw: st.DrawFn, min_size: int = 1, max_size: int = 5) -> list[Trajectory]:
-    """Trajectories with ids of their own."""
+    """Trajectories with ids of their own; some share their prompt, as the members of a group do."""
     size = draw(st.integers(min_size, max_size))
-    return [draw(trajectories(f"s00001-g0-m{member}")) for member in range(size)]
+    prompts = st.sampled_from(draw(st.lists(some_tokens, min_size=1, max_size=3)))
+    return [draw(trajectories(f"s00001-g0-m{member}", prompts=prompts)) for member in range(size)]
 
 
 def two_turns() -> Trajectory:
