@@ -14,7 +14,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @app.command("list")
 def list_environments(
-    wanted: Annotated[str, typer.Argument(metavar="[FILTER]", help="Only this id, or ids that contain this.")] = "",
+    wanted: Annotated[
+        str, typer.Argument(metavar="[FILTER]", help="Only this id, or ids that contain this.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """List the environments and their arguments. Classes of other packages go by `module:ClassName`."""
