@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-import torch
 from torch import Tensor, nn
 
 from opentinker_core.config.schema import LoRAConfig
@@ -63,17 +62,25 @@ class LoRALinear(nn.Module):
         return expand_add(y.reshape(-1, y.shape[-1]), u_TR, factors.Bt_RN, adapter.scaling).view_as(y)
 
 
+def linear_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """(K, N) of every linear layer of a plain model, by module name."""
+    return {
+        name: (module.in_features, module.out_features)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+
+
 def install(model: nn.Module) -> dict[str, LoRALinear]:
     """Freeze `model` and wrap each of its linear layers; returns the layers by module name.
 
     Wrapping all of them, once, lets adapters with different targets share the model.
     """
     model.requires_grad_(False)
-    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     layers = {}
-    for name, linear in linears:
+    for name in linear_shapes(model):
         parent_name, _, child = name.rpartition(".")
-        layers[name] = LoRALinear(linear, name)
+        layers[name] = LoRALinear(model.get_submodule(name), name)
         setattr(model.get_submodule(parent_name), child, layers[name])
     return layers
 
@@ -100,11 +107,3 @@ def target_shapes(layers: dict[str, LoRALinear], config: LoRAConfig) -> dict[str
 
 def _matches(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
-
-
-@torch.no_grad()
-def merged_weight(layer: LoRALinear, adapter: Adapter) -> Tensor:
-    """The weight (N, K) of `layer` with `adapter` folded in, in the weight's dtype."""
-    factors = adapter.factors[layer.name]
-    delta_NK = adapter.scaling * (factors.Bt_RN.T @ factors.A_RK)
-    return (layer.weight.float() + delta_NK.to(layer.weight.device)).to(layer.weight.dtype)

@@ -19,7 +19,7 @@ def load_model(source: ModelSource, device: str, dtype: torch.dtype) -> PreTrain
     Raises:
         OpenTinkerError: the weights are corrupt or incomplete, or the architecture is not supported.
     """
-    with _one_message(source), _no_progress_bar():
+    with _one_message(source), no_progress_bar():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
             dtype=dtype,
@@ -58,7 +58,8 @@ def _one_message(source: ModelSource) -> Iterator[None]:
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
+    """Keep transformers from drawing a bar: what is loaded and saved here takes seconds."""
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

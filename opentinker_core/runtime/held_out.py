@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from opentinker_core.agents.episodes import EpisodeSettings, EpisodeSpec, play
+from opentinker_core.agents.making import environment_maker
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.evaluation.intervals import mean_interval
 from opentinker_core.policies.types import Evaluation, TrajectorySet
 from opentinker_core.runtime.engine import open_engine
-from opentinker_core.runtime.trajectory_sets import TrajectorySets, check_environment
+from opentinker_core.runtime.trajectory_sets import TrajectorySets
 from opentinker_core.runtime.workspace import Workspace
 from opentinker_core.sampling.protocol import BASE, Sampler
 from opentinker_core.seeds import derive_seed
@@ -41,8 +42,10 @@ def evaluation_of(
     stored: TrajectorySet,
 ) -> Evaluation:
     """What the played episodes say of `ref`; episodes without a reward are counted, not averaged."""
-    usable = [(t.reward, t.group) for t in trajectories if t.reward is not None]
-    interval = mean_interval([reward for reward, _ in usable], [group for _, group in usable])
+    usable = [(t.reward, t.info["prompt"]) for t in trajectories if t.reward is not None]
+    # Two seeds may draw the same problem: samples of one prompt are one cluster, whatever their group.
+    prompts = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompt for _, prompt in usable))}
+    interval = mean_interval([reward for reward, _ in usable], [prompts[prompt] for _, prompt in usable])
     return Evaluation(
         subject=ref,
         run_id=run_id,
@@ -54,7 +57,7 @@ def evaluation_of(
         episodes=interval.n,
         trajectory_set=stored,
         details={
-            "problems": config.evaluation.episodes,
+            "problems": len(prompts),
             "samples": config.evaluation.samples,
             "missing": len(trajectories) - len(usable),
         },
@@ -68,7 +71,7 @@ def evaluate_version(config: TrainConfig, workspace: Workspace, ref: str) -> Eva
         UsageError: there is no such version, or the environment is not known.
     """
     catalog = workspace.catalog
-    check_environment(config)
+    environment_maker(config.environment, "train")  # a wrong one is refused before the model is loaded
     version = None if ref == BASE else catalog.version(ref)
     base_model = (
         config.policy.base_model if version is None else catalog.policy(version.policy_name).base_model

@@ -15,6 +15,7 @@ import numpy as np
 
 from opentinker_core.advantages import advantages
 from opentinker_core.agents.episodes import EpisodeSpec, play
+from opentinker_core.agents.making import environment_maker
 from opentinker_core.config.schema import RLPhase, SamplingConfig, SFTPhase, TrainConfig
 from opentinker_core.errors import UsageError
 from opentinker_core.evaluation.controls import shuffle_rewards
@@ -33,7 +34,7 @@ from opentinker_core.runtime import demonstrations, opening
 from opentinker_core.runtime.engine import Engine, open_engine
 from opentinker_core.runtime.held_out import evaluation_of, play_held_out
 from opentinker_core.runtime.policy_states import PolicyStates
-from opentinker_core.runtime.trajectory_sets import TrajectorySets, check_environment
+from opentinker_core.runtime.trajectory_sets import TrajectorySets
 from opentinker_core.runtime.workspace import Workspace
 from opentinker_core.sampling.protocol import BASE
 from opentinker_core.seeds import derive_seed
@@ -297,7 +298,7 @@ def open_session(
         config = opening.recorded_config(run, config)
     if config is None:
         raise UsageError("config: missing; accepted: a training config, or the id of a run to go on with")
-    check_environment(config)
+    environment_maker(config.environment, "train")  # a wrong one is refused before the model is loaded
     engine = open_engine(config.policy.base_model, config.runtime, workspace.home, workspace.snapshots.fetch)
     engine.check_targets(config.policy.lora)
     if run is None:

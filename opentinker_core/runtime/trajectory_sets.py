@@ -1,17 +1,15 @@
 """The trajectory sets of a run: how its episodes are played, stored once, and found again."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 import numpy as np
 
-import envs.registry
 from envs.protocol import Split
 from opentinker_core.agents.episodes import EpisodeSettings
+from opentinker_core.agents.making import environment_maker
 from opentinker_core.config.schema import SamplingConfig, TrainConfig
 from opentinker_core.digests import digest_json
-from opentinker_core.errors import UsageError
 from opentinker_core.models.renderer import Renderer
 from opentinker_core.policies.types import TrajectorySet
 from opentinker_core.runtime.engine import Engine
@@ -38,7 +36,7 @@ class TrajectorySets:
         renderer = Renderer(self._engine.tokenizer, sampling.render)
         return EpisodeSettings(
             environment=environment.id,
-            make_environment=partial(envs.registry.make, environment.id, split, **environment.args),
+            make_environment=environment_maker(environment, split),
             renderer=renderer,
             params=SamplingParams(
                 sampling.max_tokens,
@@ -103,15 +101,3 @@ class TrajectorySets:
         """Drop the sets at hand, except `keep`."""
         kept = keep.set_id if keep is not None else None
         self._loaded = {set_id: loaded for set_id, loaded in self._loaded.items() if set_id == kept}
-
-
-def check_environment(config: TrainConfig) -> None:
-    """Make the configured environment once.
-
-    Raises:
-        UsageError: unknown id or argument.
-    """
-    try:
-        envs.registry.make(config.environment.id, "train", **config.environment.args)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"environment: {error}") from error
