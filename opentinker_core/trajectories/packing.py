@@ -55,7 +55,7 @@ class _Row:
     @property
     def is_causal(self) -> bool:
         """Whether plain causal attention over the row is already right."""
-        return self.n_blocks == 1 and len(self.columns) == 1
+        return len(self.columns) == 1
 
 
 @dataclass(frozen=True, eq=False)
