@@ -2,6 +2,7 @@
 
 import os
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
