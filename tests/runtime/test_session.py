@@ -185,7 +185,7 @@ def test_a_wrong_environment_or_target_starts_no_run(tmp_path: Path) -> None:
     ]
     workspace = workspace_at(tmp_path)
     for config in wrong:
-        with pytest.raises(UsageError, match="accepted|did you mean"):
+        with pytest.raises(UsageError, match=r"accepted|did you mean"):
             open_session(config, workspace)
     assert workspace.catalog.runs() == []
     assert workspace.catalog.policies() == []
