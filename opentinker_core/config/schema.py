@@ -186,7 +186,7 @@ class RecordConfig(Frozen):
     mlflow: bool = True
     trace_episodes: Annotated[int, Field(ge=0)] = 1
     """Episodes a step that are recorded as MLflow traces."""
-    artifact_every: PositiveInt = 5
+    artifact_every: PositiveInt = 10
     """Steps between updates of the Prefect artifacts (table of metrics, sampled episodes)."""
     keep_checkpoints: PositiveInt = 2
     """Checkpoints kept a run; sampler snapshots are always kept."""

@@ -35,7 +35,8 @@ class PolicyStates:
         start = opening.starting_version(self._workspace.catalog, self._config)
         if start is not None:
             assert start.checkpoint is not None
-            return self._record(0, "init", {}, [], start.sampler, start.checkpoint, start.ref)
+            number = self._workspace.catalog.reserve_version(self._policy.policy_id, self._run.run_id, 0)
+            return self._record(number, 0, "init", {}, [], start.sampler, start.checkpoint, start.ref)
         seed = derive_seed(self._config.seed, "adapter")
         self._trainer.create(self._run.run_id, self._config.policy.lora, seed)
         return self.publish(0, "init", {}, [], parent=None)
@@ -68,6 +69,7 @@ class PolicyStates:
             self._trainer.publish_snapshot(self._run.run_id, sampler)
             self._trainer.save_checkpoint(self._run.run_id, checkpoint)
             version = self._record(
+                number,
                 step,
                 phase,
                 metrics,
@@ -96,6 +98,7 @@ class PolicyStates:
 
     def _record(
         self,
+        number: int,
         step: int,
         phase: str,
         metrics: dict[str, float],
@@ -104,10 +107,9 @@ class PolicyStates:
         checkpoint: Snapshot,
         parent: str | None,
     ) -> PolicyVersion:
-        catalog = self._workspace.catalog
-        return catalog.publish_version(
+        return self._workspace.catalog.publish_version(
             self._policy.policy_id,
-            catalog.reserve_version(self._policy.policy_id, self._run.run_id, step),
+            number,
             sampler=sampler,
             checkpoint=checkpoint,
             parent=parent,

@@ -51,9 +51,9 @@ _MISMATCH_ALARM = {"float32": 1e-3, "bfloat16": 0.5}
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """The datums of one RL step, what their tokens count, and the step they belong to."""
+    """The datums of one RL step, what their tokens count, and the set they come from."""
 
-    step: int
+    trajectory_set: TrajectorySet
     datums: list[Datum]
     scales: list[np.ndarray]
     summary: dict[str, float]
@@ -131,15 +131,12 @@ class RunSession:
         pulling = [i for i, datum in enumerate(usable) if penalized or datum.signal.any()]
         datums = [usable[i] for i in pulling]
         summary = _summary(trajectories, values, datums)
-        self._batch = _Batch(step, datums, [scales[i] for i in pulling], summary)
+        self._batch = _Batch(trajectory_set, datums, [scales[i] for i in pulling], summary)
         return self._batch.summary
 
     def update(self, step: int) -> dict[str, float]:
         """One optimizer step on the batch of `step`, from the published state however often it is called."""
-        if self._batch is None or self._batch.step != step:
-            self.build_batch(step, self.rollout(step))
-        batch, phase = self._batch, self._rl
-        assert batch is not None
+        batch, phase = self._batch_of(step), self._rl
         self._states.restore(self.version)
         metrics = dict(batch.summary)
         if not batch.datums:  # no episode told another from its group: nothing to learn
@@ -199,7 +196,7 @@ class RunSession:
         if self.version.step >= step:
             return self.version
         supervised = step <= self.sft_steps
-        trained_on = self.demonstrations() if supervised else self.rollout(step)
+        trained_on = self.demonstrations() if supervised else self._batch_of(step).trajectory_set
         self.version = self._states.publish(
             step, "sft" if supervised else "rl", metrics, [trained_on.set_id], self.version.ref
         )
@@ -243,6 +240,13 @@ class RunSession:
     def token_ids_digest(self) -> str:
         """One digest over the token ids of all training sets, in the order of the steps."""
         return token_ids_digest(t for item in self._sets.training() for t in self._sets.load(item))
+
+    def _batch_of(self, step: int) -> _Batch:
+        """The batch at hand if it is that of `step`; else it is built again from what is stored."""
+        if self._batch is None or self._batch.trajectory_set.step != step:
+            self.build_batch(step, self.rollout(step))
+        assert self._batch is not None
+        return self._batch
 
     @property
     def _rl(self) -> RLPhase:
