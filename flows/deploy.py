@@ -74,14 +74,21 @@ def check_parameters(deployment: dict[str, Any]) -> "Flow[..., Any]":
     Raises:
         UsageError: names the deployment and what is wrong.
     """
-    from prefect.exceptions import ParameterBindError, ParameterTypeError
+    from prefect.exceptions import ParameterBindError, ParameterTypeError, ScriptError
     from prefect.flows import load_flow_from_entrypoint
 
     name, entrypoint = deployment["name"], deployment["entrypoint"]
     try:
         flow: Flow[..., Any] = load_flow_from_entrypoint(entrypoint, use_placeholder_flow=False)
         flow.validate_parameters(deployment.get("parameters", {}))
-    except (ParameterBindError, ParameterTypeError, ImportError, AttributeError, OSError) as error:
+    except (
+        ParameterBindError,
+        ParameterTypeError,
+        ScriptError,
+        ImportError,
+        AttributeError,
+        OSError,
+    ) as error:
         raise UsageError(f"deployment {name!r} ({entrypoint}): {error}") from error
     return flow
 

@@ -29,8 +29,11 @@ def training_run(config: TrainConfig, run_id: str | None) -> Iterator[OpenRun]:
         link_lineage(run.run_id)
         yield run
         session.finish(RunStatus.COMPLETED)
-    except BaseException as error:
+    except Exception as error:
         session.finish(RunStatus.FAILED, f"{type(error).__name__}: {error}")
+        raise
+    except BaseException:  # Ctrl-C, or Prefect cancels the flow run
+        session.finish(RunStatus.FAILED, "interrupted")
         raise
     finally:
         end_session(run.run_id)

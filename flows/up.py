@@ -20,6 +20,7 @@ from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.lineage.tracking import tracking_target
 
 POOL = "gpu"
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def up(
@@ -130,12 +131,12 @@ def _recorded(home: Path, addresses: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end us as Ctrl-C does."""
+    """SIGTERM and SIGHUP end us as Ctrl-C does, which a shell may have turned off for background jobs."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in _ENDINGS}
     try:
         yield
     finally:

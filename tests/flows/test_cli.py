@@ -94,7 +94,7 @@ def test_a_dry_run_is_fast_and_stores_nothing(home: Path) -> None:
         (["policy.lora.rank=-1"], ["policy.lora.rank", "-1", "greater than or equal to 1"]),
         (["policy.base_model=nonsense"], ["base_model", "'nonsense'", "smollm2-135m", "tiny"]),
         (["environment.id=nowhere"], ["environment", "nowhere", "arithmetic"]),
-        (["environment.args.digit=2"], ["environment", "digit"]),
+        (["environment.args.digit=2"], ["arithmetic", "'digit'", "did you mean digits?"]),
         (["sft.steps=1", "sft.data=missing.jsonl"], ["sft.data", "missing.jsonl", "JSONL"]),
         (["rl.sampling.temperature=0"], ["rl", "temperature"]),
     ],
