@@ -76,14 +76,17 @@ def start_prefect(
         full: With UI and schedules; else only what one training run needs.
     """
     directory = directory or prefect_home(home)
+    url = f"http://{host}:{port}"
     lean = [] if full else ["--no-ui", "--no-scheduler", "--no-late-runs"]
     return start(
         "Prefect",
         [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port), *lean],
-        url=f"http://{host}:{port}",
+        url=url,
         log=home / "logs" / ("prefect.log" if full else f"prefect-{port}.log"),
         environment={
             "PREFECT_HOME": str(directory),
+            # Its pages would ask port 4200, or the server that PREFECT_API_URL names, for their contents.
+            "PREFECT_SERVER_UI_API_URL": os.environ.get("PREFECT_UI_API_URL") or f"{url}/api",
             "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(directory / "ui"),
         },
     )
