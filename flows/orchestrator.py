@@ -129,9 +129,12 @@ def read_up(home: Path) -> dict[str, Any] | None:
 
 
 def _find(home: Path, private: bool) -> Orchestrator:
+    up = read_up(home)
+    if up and (mlflow_url := up.get("mlflow_url")):
+        os.environ.setdefault("OPENTINKER_MLFLOW_UI_URL", mlflow_url)
     if url := os.environ.get("PREFECT_API_URL"):
         return Orchestrator(url.rstrip("/"))
-    if up := read_up(home):
+    if up:
         return Orchestrator(f"{up['prefect_url']}/api")
     if (url := _profile_api_url()) is not None:
         return Orchestrator(url.rstrip("/"))

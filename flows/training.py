@@ -28,6 +28,7 @@ def training_run(config: TrainConfig, run_id: str | None) -> Iterator[OpenRun]:
         evaluate(run.run_id, BASE)
         link_lineage(run.run_id)
         yield run
+        link_lineage(run.run_id)
         session.finish(RunStatus.COMPLETED)
     except Exception as error:
         session.finish(RunStatus.FAILED, f"{type(error).__name__}: {error}")

@@ -91,7 +91,11 @@ def _worker(stack: ExitStack, home: Path, addresses: dict[str, str], console: Co
     os.environ["PREFECT_API_URL"] = api_url  # before Prefect is imported, by `apply`
     with console.status("deploying"):
         apply(read_mapping(default_file()), ROOT)
-    environment = {"PREFECT_API_URL": api_url, "OPENTINKER_HOME": str(home)}
+    environment = {
+        "PREFECT_API_URL": api_url,
+        "OPENTINKER_HOME": str(home),
+        "OPENTINKER_MLFLOW_UI_URL": addresses["mlflow_url"],
+    }
     return _owned(stack, servers.start_worker(home, POOL, environment))
 
 

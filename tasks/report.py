@@ -15,6 +15,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from opentinker_core.lineage.registry import model_name
 from opentinker_core.lineage.tracking import tracking_target
 from opentinker_core.policies.types import Evaluation, PolicyVersion, TrajectorySet
 from opentinker_core.runtime.session import RunSession
@@ -25,7 +26,7 @@ from tasks.sessions import session_of, wake_outbox
 
 _ROWS = 200
 _EPISODES = 4
-_COLUMNS = ("loss", "reward_mean", "groups_with_signal", "kl", "grad_norm", "logprob_gap_max")
+_COLUMNS = ("reward_mean", "loss", "groups_with_signal", "kl", "grad_norm", "logprob_gap_max")
 _progress_artifacts: dict[str, UUID] = {}
 
 
@@ -55,7 +56,7 @@ def report(run_id: str, step: int) -> None:
 
 @phase("link-lineage")
 def link_lineage(run_id: str) -> None:
-    """One page that leads from the flow run to the catalog and to MLflow."""
+    """One page that leads from the flow run to the catalog and to MLflow; at the end it has the outcome."""
     session = session_of(run_id)
     key = _slug(session.policy.name)
     create_markdown_artifact(_links(session), key=f"{key}-lineage", description=_title(session, "Lineage"))
@@ -89,8 +90,8 @@ def _progress(session: RunSession, key: str, step: int) -> None:
 
 
 def _table(versions: Sequence[PolicyVersion]) -> list[dict[str, str]]:
-    """One row a published version, the newest last; only columns that some row has."""
-    shown = [version for version in versions if version.step > 0][-_ROWS:]
+    """One row a published version, the newest first; only columns that some row has."""
+    shown = [version for version in reversed(versions) if version.step > 0][:_ROWS]
     columns = [name for name in _COLUMNS if any(name in version.metrics for version in shown)]
     return [
         {"step": str(version.step), "version": version.ref, "phase": version.phase}
@@ -100,13 +101,14 @@ def _table(versions: Sequence[PolicyVersion]) -> list[dict[str, str]]:
 
 
 def _episodes(session: RunSession) -> str:
-    """The last training set's first episodes: what was given, and (bold) what the policy generated."""
+    """Some episodes of the last training set: what was given, and (as code) what the policy generated."""
     sets = session.workspace.catalog.trajectory_sets(session.run.run_id, purpose="train")
     if not sets:
         return "No episodes yet."
     newest = max(sets, key=lambda item: item.step)
     trajectories = session.workspace.trajectories.load(newest.uri, newest.digest)
-    return "\n".join([_set_line(newest), *(_episode(session, one) for one in _spread(trajectories))])
+    head = ["", "| episode | reward | end | text |", "|---|--:|---|---|"]
+    return "\n".join([_set_line(newest), *head, *(_episode(session, one) for one in _spread(trajectories))])
 
 
 def _spread(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -118,45 +120,62 @@ def _spread(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 def _set_line(trajectories: TrajectorySet) -> str:
     return (
         f"Step {trajectories.step}: {trajectories.episodes} episodes sampled by `{trajectories.sampled_by}`, "
-        f"set `{trajectories.digest[:12]}`. **Bold** is what was generated, and trained on."
+        f"set `{trajectories.digest[:12]}`. What stands `like this` was generated, and trained on."
     )
 
 
 def _episode(session: RunSession, trajectory: Trajectory) -> str:
+    def text(start: int, end: int) -> str:
+        return str(session.engine.tokenizer.decode(trajectory.tokens_T[start:end].tolist()))
+
     parts, at = [], 0
     for turn in trajectory.turns:
-        parts.append(_text(session, trajectory, at, turn.start))
-        parts.append(f"**{_text(session, trajectory, turn.start, turn.end)}**")
+        parts += [_given(text(at, turn.start)), _generated(text(turn.start, turn.end))]
         at = turn.end
-    parts.append(_text(session, trajectory, at, len(trajectory.tokens_T)))
+    parts.append(_given(text(at, len(trajectory.tokens_T))))
     reward = "missing" if trajectory.reward is None else f"{trajectory.reward:g}"
-    return f"\n---\n`{trajectory.trajectory_id}` reward {reward}, {trajectory.end_reason}\n\n{''.join(parts)}"
+    return f"| `{trajectory.trajectory_id}` | {reward} | {trajectory.end_reason} | {''.join(parts)} |"
 
 
-def _text(session: RunSession, trajectory: Trajectory, start: int, end: int) -> str:
-    """Decoded tokens, with what Markdown would interpret escaped and line ends shown as such."""
-    text = session.engine.tokenizer.decode(trajectory.tokens_T[start:end].tolist())
-    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", str(text)).replace("\n", "⏎<br>")
+def _given(text: str) -> str:
+    """Plain text, with what Markdown would interpret escaped and line ends shown as such."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", text).replace("\r", "␍").replace("\n", "⏎<br>")
+
+
+def _generated(text: str) -> str:
+    """Code, one span a line. Bold would not do: it is none where it begins with a space or punctuation."""
+    lines = (_code(line) for line in text.replace("\r", "␍").replace("\n", "⏎\n").split("\n") if line)
+    return "<br>".join(lines)
+
+
+def _code(line: str) -> str:
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    return f"{fence} {line} {fence}".replace("|", "\\|")
 
 
 def _links(session: RunSession) -> str:
-    run = session.workspace.catalog.run(session.run.run_id)
-    target = tracking_target(session.workspace.settings)
-    mlflow = f"`{target.tracking_uri}`"
-    if target.over_http and run.mlflow_run_id:
-        mlflow = f"[{target.tracking_uri}]({target.tracking_uri}/#/models/policy.{session.policy.name})"
-    return "\n".join(
-        [
-            f"| run | `{run.run_id}` ({run.name}) |",
-            "|---|---|",
-            f"| policy | `{session.policy.name}`, from version `{session.version.ref}` on |",
-            f"| base model | `{session.policy.base_model}` |",
-            f"| code | `{run.code_commit or 'unknown'}` |",
-            f"| config | `{run.config_digest}` |",
-            f"| MLflow | {mlflow}, run `{run.mlflow_run_id or 'not yet recorded'}` |",
-            f"| lineage | `opentinker lineage {session.policy.name}` |",
-        ]
-    )
+    catalog, policy = session.workspace.catalog, session.policy.name
+    run = catalog.run(session.run.run_id)
+    versions = catalog.run_versions(run.run_id) or [session.version]
+    ui_url = tracking_target(session.workspace.settings).ui_url
+    model = model_name(policy, catalog.tenant)
+    rows = {
+        "run": f"`{run.run_id}` ({run.name})",
+        "policy": f"`{policy}`, versions `{versions[0].ref}` to `{versions[-1].ref}`",
+        "base model": f"`{session.policy.base_model}`",
+        **{f"evaluation of `{one.subject}`": _result(one) for one in catalog.evaluations(run.run_id)},
+        "MLflow": f"[{model}]({ui_url}/#/models/{model}): versions and what trained them, "
+        f"run `{run.mlflow_run_id or 'not yet recorded'}`",
+        "lineage": f"`opentinker lineage {versions[-1].ref}`",
+        "code": f"`{run.code_commit or 'unknown'}`",
+        "config": f"`{run.config_digest}`",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
+
+
+def _result(evaluation: Evaluation) -> str:
+    interval = f"{_number(evaluation.low)} to {_number(evaluation.high)}"
+    return f"{_number(evaluation.mean)} ({interval} at 95 %, {evaluation.episodes} episodes)"
 
 
 def _title(session: RunSession, what: str) -> str:

@@ -25,6 +25,8 @@ class Settings(BaseSettings):
     """`file:///directory`; empty: `home/trajectories`."""
     mlflow_tracking_uri: str = ""
     """MLflow tracking URI; empty: `MLFLOW_TRACKING_URI` if set, else SQLite under `home`."""
+    mlflow_ui_url: str = ""
+    """Where MLflow's pages are, for links; empty: the tracking URI, if http, else where `up` serves."""
     s3_endpoint_url: str = ""
     """Endpoint of an S3-compatible server; empty: AWS, or boto3's own `AWS_ENDPOINT_URL`."""
 

@@ -13,7 +13,7 @@ from opentinker_core.lineage.errors import EventError
 from opentinker_core.lineage.registry import VersionRegistry, run_tags
 from opentinker_core.lineage.report import build_report
 from opentinker_core.lineage.traces import episode_trace, sample_episodes
-from opentinker_core.lineage.tracking import Tracking
+from opentinker_core.lineage.tracking import TRAINING_VIEW, Tracking
 from opentinker_core.policies.catalog import Catalog
 from opentinker_core.policies.types import Evaluation, PolicyVersion, Run, RunStatus, TrajectorySet
 from opentinker_core.trajectories.store import TrajectoryStore
@@ -247,7 +247,8 @@ class Mirror:
         if run is None or run_id is None:
             return ""
         page = f"#/experiments/{self._experiment(run)}/runs/{run_id}"
-        links = [f"[run {run.name}]({page})", f"[traces of its episodes]({page}/traces)"]
+        traces = f"[traces of its episodes]({page}/traces{TRAINING_VIEW})"
+        links = [f"[run {run.name}]({page}{TRAINING_VIEW})", traces]
         if url := self._prefect_url(run):
             links.append(f"[Prefect flow run]({url})")
         return " · ".join(links)

@@ -1,6 +1,6 @@
 """Mirrors policy versions as MLflow model versions that say what trained them and what they sampled."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from opentinker_core.lineage.tracking import Tracking
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION_LIMIT = 5000
 """Characters of a description that MLflow's schema has room for."""
-_ROWS = 10
-"""Rows of a table in a description; the tags name every set."""
+_SETS = 10
+"""Trajectory sets that a description lists; the tags name every one."""
 
 
 def model_name(policy_name: str, tenant: str) -> str:
@@ -35,6 +35,7 @@ class VersionRegistry:
     def register(self, version: PolicyVersion, run: Run | None, run_id: str | None, links: str) -> None:
         """Create the model version of `version`, or bring its description up to date.
 
+        MLflow numbers by itself; the alias `6` makes `policy.adder@6` there mean `adder@6` here.
         `run_id` is MLflow's id of `run`; `links` is Markdown that leads to the runs behind the version.
         """
         name = model_name(version.policy_name, self._tenant)
@@ -42,7 +43,7 @@ class VersionRegistry:
         existing = self.find(version.ref)
         if existing is None:
             self._create_model(name, version)
-            self._client.create_model_version(
+            existing = self._client.create_model_version(
                 name,
                 source=self._source(version),
                 run_id=run_id,
@@ -52,6 +53,7 @@ class VersionRegistry:
             )
         else:
             self._describe(existing, description)
+        self._client.set_registered_model_alias(name, str(version.number), str(existing.version))
 
     def refresh(self, version: PolicyVersion, links: str) -> None:
         """Bring the description of a version up to date, if it has been mirrored."""
@@ -104,9 +106,14 @@ class VersionRegistry:
 
         if name in self._created:
             return
+        policy = self._catalog.policy(version.policy_name)
         tags = {"ot.policy": version.policy_name, "ot.policy_id": version.policy_id}
+        description = (
+            f"LoRA policy `{policy.name}`, rank {policy.lora.rank}, over base model `{policy.base_model}`. "
+            f"The alias `6` is what OpenTinker calls `{policy.name}@6`."
+        )
         try:
-            self._client.create_registered_model(name, tags=tags)
+            self._client.create_registered_model(name, tags=tags, description=description)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -140,10 +147,9 @@ class VersionRegistry:
         parent = version.parent or BASE
         parts = [f"**{version.ref}**, {version.phase} step {version.step}; parent: {parent}", links]
         if trained_on:
-            parts += ["Trained on", _table(trained_on, "sampled by", (one.sampled_by for one in trained_on))]
+            parts.append(_list("Trained on", trained_on, lambda one: f"sampled by {one.sampled_by}"))
         if generated:
-            uses = (self._use(one) for one in generated)
-            parts += ["Generated", _table(generated, "used for", uses)]
+            parts.append(_list("Generated", generated, lambda one: f"used for {self._use(one)}"))
         for evaluation in self._catalog.evaluations(subject=version.ref):
             interval = f"{evaluation.mean:.3f} (95 %: {evaluation.low:.3f} to {evaluation.high:.3f})"
             parts.append(
@@ -169,12 +175,13 @@ def _is_reserved(alias: str) -> bool:
     return alias.lower() == "latest" or (alias[:1] in "vV" and alias[1:].isdigit())
 
 
-def _table(sets: list[TrajectorySet], column: str, values: Iterable[str]) -> str:
-    lines = [f"| step | episodes | tokens | mean reward | {column} | set |", "|---|---|---|---|---|---|"]
-    for one, value in list(zip(sets, values, strict=True))[:_ROWS]:
-        reward = "" if one.reward_mean is None else f"{one.reward_mean:.3f}"
-        name = f"`{one.uri}` {one.digest[:12]}"
-        lines.append(f"| {one.step} | {one.episodes} | {one.tokens} | {reward} | {value} | {name} |")
-    if len(sets) > _ROWS:
-        lines.append(f"\nand {len(sets) - _ROWS} more")
+def _list(title: str, sets: Sequence[TrajectorySet], use: Callable[[TrajectorySet], str]) -> str:
+    """One item a set: MLflow's pages draw tables without any space between columns."""
+    lines = [f"**{title}**", ""]
+    for one in sets[:_SETS]:
+        reward = "" if one.reward_mean is None else f", mean reward {one.reward_mean:.3f}"
+        sizes = f"{one.episodes} episodes, {one.tokens} tokens{reward}"
+        lines.append(f"- step {one.step}: {sizes}, {use(one)}; set `{one.digest[:12]}` at `{one.uri}`")
+    if len(sets) > _SETS:
+        lines.append(f"- and {len(sets) - _SETS} more")
     return "\n".join(lines)

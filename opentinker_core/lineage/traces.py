@@ -68,7 +68,7 @@ def episode_trace(
         execution_duration=0,
         trace_metadata={
             "mlflow.sourceRun": mlflow_run_id,
-            "mlflow.trace.session": f"{trajectory_set.set_id}/g{trajectory.group}",
+            "ot.group": f"{trajectory_set.set_id}/g{trajectory.group}",
             "ot.policy_version": versions[:250],
             "ot.trained": trained,
             "ot.trajectory_id": trajectory.trajectory_id,

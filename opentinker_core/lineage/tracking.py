@@ -25,12 +25,19 @@ _OUTAGE_STATUS = {401, 403, 429, 502, 503, 504}
 """HTTP statuses that concern every event: wrong credentials, too many requests, no backend."""
 
 
+TRAINING_VIEW = "?workflowType=machine_learning"
+"""Makes MLflow's pages show runs and the model registry in their navigation, not LLM applications."""
+UI_URL = "http://127.0.0.1:5000"
+"""Where `opentinker up` shows what is recorded under an installation's home, unless told otherwise."""
+
+
 @dataclass(frozen=True)
 class TrackingTarget:
-    """Where MLflow records: its tracking URI, and the root of artifacts (None: the server decides)."""
+    """Where MLflow records: its tracking URI, the root of artifacts (None: the server decides), its pages."""
 
     tracking_uri: str
     artifact_uri: str | None
+    ui_url: str = ""
 
     @property
     def over_http(self) -> bool:
@@ -50,8 +57,10 @@ def tracking_target(settings: Settings) -> TrackingTarget:
     """The target that `settings` names; the default is SQLite and files under `settings.home`."""
     uri = settings.mlflow_tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
     uri = uri or f"sqlite:///{settings.home.absolute() / 'mlflow.db'}"
+    if uri.startswith(("http://", "https://")):
+        return TrackingTarget(uri, None, settings.mlflow_ui_url or uri.rstrip("/"))
     artifacts = (settings.home / "mlartifacts").absolute().as_uri()
-    return TrackingTarget(uri, None if uri.startswith(("http://", "https://")) else artifacts)
+    return TrackingTarget(uri, artifacts, settings.mlflow_ui_url or UI_URL)
 
 
 def prefect_ui_url() -> str:

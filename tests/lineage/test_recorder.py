@@ -203,7 +203,7 @@ def test_aliases_follow_the_catalog(
     def mirrored(alias: str) -> str:
         return str(tracking.client.get_model_version_by_alias("policy.adder", alias).tags["ot.version"])
 
-    assert (mirrored("rollout"), mirrored("best")) == ("2", "1")
+    assert (mirrored("rollout"), mirrored("best"), mirrored("0")) == ("2", "1", "0")
     assert tracking.client.get_registered_model("policy.adder").tags["ot.alias.latest"] == "2"
     workspace.catalog.rollback("adder", 1)
     dispatcher.mirror_aliases()
