@@ -73,7 +73,13 @@ def _options(
 
 def main() -> None:
     """Entry point of the command line."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    module = sys.modules.get("flows.orchestrator")
+    if module is not None and module.current is not None and module.current.lost:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # without Prefect's own end, which would wait for a server that is gone
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

@@ -129,14 +129,31 @@ def warnings_on_stderr() -> Iterator[None]:
 
 @contextmanager
 def failures_of(prefect: Orchestrator) -> Iterator[None]:
-    """Tell failures of Prefect, and of the way to it, as such."""
+    """Tell failures of Prefect, and of the way to it, as such.
+
+    A full disk fails the run and then Prefect's record of the failure: the first of them is told.
+    """
     import httpx
     from prefect.exceptions import PrefectException
 
+    logging.raiseExceptions = False  # else Prefect writes to stderr when its log cannot be sent
     try:
         yield
     except (httpx.HTTPError, PrefectException) as error:
-        raise OpenTinkerError(f"Prefect at {prefect.api_url}: {type(error).__name__}: {error}") from error
+        if (first := _first_failure(error)) is not None:
+            raise first from error
+        text = str(error).splitlines()[0] if str(error) else ""
+        raise OpenTinkerError(f"Prefect at {prefect.api_url}: {type(error).__name__}: {text}") from error
+
+
+def _first_failure(error: BaseException) -> Exception | None:
+    """The failure that was being handled when `error` came, if it was not Prefect's."""
+    found = None
+    while (context := error.__context__) is not None:
+        error = context
+        if isinstance(error, OpenTinkerError) or (isinstance(error, OSError) and error.filename):
+            found = error
+    return found
 
 
 @contextmanager

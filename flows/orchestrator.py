@@ -27,6 +27,7 @@ SETTINGS = {
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "opentinker_core",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_CLIENT_MAX_RETRIES": "3",
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": str(_FLUSH_S),
@@ -45,6 +46,8 @@ class Orchestrator:
 
     api_url: str
     server: servers.Server | None = None
+    lost: bool = False
+    """The server was gone at the end. Prefect would try for minutes to hand it what is left."""
 
     @property
     def ui_url(self) -> str:
@@ -66,13 +69,12 @@ class Orchestrator:
             )
 
     def close(self) -> None:
-        """Hand the last events and logs of this process over, then stop the private server.
-
-        Without this Prefect would try to reach the stopped server at the end of the process.
-        """
+        """Stop the private server, after it was handed the last events and logs of this process."""
+        used = "prefect.flows" in sys.modules
+        self.lost = used and not servers.answers(f"{self.api_url}/health")
         if self.server is None:
             return
-        if "prefect.flows" in sys.modules and self.server.running:
+        if used and not self.lost:
             from prefect.events.worker import EventsWorker
             from prefect.logging.handlers import APILogHandler
 
@@ -81,6 +83,10 @@ class Orchestrator:
             time.sleep(_FLUSH_S + 0.3)  # until the server has stored them
         self.server.stop()
         self.server.log.unlink(missing_ok=True)
+
+
+current: Orchestrator | None = None
+"""The one of this process; Prefect's settings are the process's too."""
 
 
 @contextmanager
@@ -95,10 +101,16 @@ def orchestrator(home: Path, *, verbose: bool = False, private: bool = True) -> 
     Raises:
         OpenTinkerError: the server does not answer; or there is none, and none may be started.
     """
-    defaults = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if verbose else "CRITICAL", **SETTINGS}
+    level = "INFO" if verbose else "CRITICAL"
+    defaults = {
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": level,
+        "PREFECT_LOGGING_INTERNAL_LEVEL": "ERROR" if verbose else level,
+        **SETTINGS,
+    }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    found = _find(home, private)
+    global current
+    found = current = _find(home, private)
     if found.api_url:
         os.environ["PREFECT_API_URL"] = found.api_url
     try:

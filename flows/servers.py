@@ -40,10 +40,12 @@ class Server:
             self.process.stdin.close()
         self.process.wait(STOP_TIMEOUT_S)
 
-    def tail(self, lines: int = 5) -> str:
-        """The last lines of the log, for an error message."""
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        return "\n".join(line for line in text.splitlines()[-200:] if line.strip())[-2000:].split("\n", 1)[-1]
+    def reason(self) -> str:
+        """What the log says last: the message of an exception, if there is one."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        said = [line for line in lines if line.strip() and not line.startswith((" ", "Traceback"))]
+        errors = [line for line in said if "Error" in line]
+        return (errors or said or ["it said nothing"])[-1][:500]
 
 
 def start(
@@ -150,7 +152,7 @@ def wait_until_healthy(
         for server, _ in waiting:
             if not server.running:
                 raise OpenTinkerError(
-                    f"the {server.name} server ended at start\n{server.tail()}\nlog: {server.log}"
+                    f"the {server.name} server ended at start: {server.reason()} (log: {server.log})"
                 )
         waiting = [(server, path) for server, path in waiting if not answers(server.url + path)]
         if waiting and time.monotonic() > deadline:

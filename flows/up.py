@@ -118,7 +118,9 @@ def _stay(started: list[servers.Server]) -> None:
     while True:
         for server in started:
             if not server.running:
-                raise OpenTinkerError(f"the {server.name} process ended\n{server.tail()}\nlog: {server.log}")
+                raise OpenTinkerError(
+                    f"the {server.name} process ended: {server.reason()} (log: {server.log})"
+                )
         time.sleep(0.5)
 
 

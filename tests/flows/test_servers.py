@@ -109,7 +109,7 @@ def test_a_server_that_ends_at_start_is_told_with_its_log(tmp_path: Path) -> Non
         url="http://127.0.0.1:9",
         log=tmp_path / "log",
     )
-    with pytest.raises(OpenTinkerError, match="Broken server ended at start\nno database"):
+    with pytest.raises(OpenTinkerError, match="Broken server ended at start: no database"):
         servers.wait_until_healthy([(server, "/")], timeout_s=10)
 
 

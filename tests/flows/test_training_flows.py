@@ -16,6 +16,7 @@ from opentinker_core.errors import UsageError
 from opentinker_core.policies.types import RunStatus
 from opentinker_core.runtime.workspace import Workspace
 from opentinker_core.sampling.protocol import BASE
+from tests.servers import prefect_server
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "deployments/configs/tiny_rl.yaml"
@@ -168,6 +169,23 @@ def test_a_killed_run_resumes_to_the_same_tokens_losses_and_snapshot(
         assert resumed[key] == whole[key]
     again = result(start("resume", resumed["run"], "--json", **home))
     assert again == resumed
+
+
+@pytest.mark.processes
+def test_a_prefect_server_that_goes_away_ends_the_run_with_one_message(tmp_path: Path) -> None:
+    with prefect_server(tmp_path / "prefect") as api:
+        environment = {"PREFECT_API_URL": api, "PREFECT_CLIENT_MAX_RETRIES": "0"}
+        process = start("train", TINY, "rl.steps=500", OPENTINKER_HOME=str(tmp_path / "home"), **environment)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "rl step" in line:
+                break
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 1, err
+    assert out == ""
+    assert f"opentinker: Prefect at {api}: ConnectError" in err
+    assert "opentinker resume " in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.processes
