@@ -110,9 +110,9 @@ def chromium(programs: tuple[str, str]) -> Iterator[WebDriver]:
 
 @contextmanager
 def served(home: Path) -> Iterator[Servers]:
-    """`opentinker up` on `home`, on free ports."""
+    """`opentinker up --workers` on `home`, on free ports."""
     ports = ["--port", str(free_port()), "--mlflow-port", str(free_port())]
-    with _started(home, "up", "--json", *ports) as up:
+    with _started(home, "up", "--workers", "--json", *ports) as up:
         assert up.stdout is not None
         line = up.stdout.readline()
         if not line:
@@ -124,13 +124,12 @@ def served(home: Path) -> Iterator[Servers]:
             up.send_signal(signal.SIGTERM)
 
 
-def deployed_and_trained(home: Path) -> str:
-    """Deploy, and train a small run meanwhile; returns the run's id."""
-    with _started(home, "deploy") as deploy, _started(home, "train", str(CONFIG), *SMALL, "--json") as train:
+def trained(home: Path) -> str:
+    """Train a small run; returns its id."""
+    with _started(home, "train", str(CONFIG), *SMALL, "--json") as train:
         output, _ = train.communicate()
-        deploy.communicate()
-    if train.returncode or deploy.returncode:
-        raise RuntimeError(f"train ended with {train.returncode}, deploy with {deploy.returncode}")
+    if train.returncode:
+        raise RuntimeError(f"opentinker train ended with {train.returncode}")
     return str(json.loads(output)["run"])
 
 
@@ -191,7 +190,7 @@ def _prefect(servers: Servers, run: Run, final: PolicyVersion, sets: list[Trajec
         Page(
             "prefect-deployments",
             f"{servers.prefect_url}/v2/deployments",
-            ("quickstart", "tiny-rl", "sft", "evaluate", "warm-up-then-rl", "Ready", "At 02:00 AM"),
+            ("quickstart train-rl Ready", "tiny-rl warm-up-then-rl Ready", "sft", "evaluate", "At 02:00 AM"),
         ),
     ]
 
@@ -253,7 +252,7 @@ def _json(url: str, body: dict[str, Any] | None = None) -> Any:
         return json.load(answer)
 
 
-def look(driver: WebDriver, page: Page, out: Path) -> Path:
+def look(driver: WebDriver, page: Page, out: Path, settle_s: float = SETTLE_S) -> Path:
     """Open `page`, wait until it shows what it must, and take its picture.
 
     Raises:
@@ -266,7 +265,7 @@ def look(driver: WebDriver, page: Page, out: Path) -> Path:
         if page.click:
             driver.find_elements(By.XPATH, page.click)[0].click()
             _wait(driver, page, page.revealed)
-        time.sleep(SETTLE_S)
+        time.sleep(settle_s)
     finally:
         driver.save_screenshot(str(picture))
         with Image.open(picture) as image:  # few colours: a palette makes it a third of the size
@@ -306,7 +305,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="opentinker-pages-", ignore_cleanup_errors=True) as temporary:
         home = (arguments.home or Path(temporary)).absolute()
         with served(home) as servers, chromium(programs) as driver:
-            for page in pages(servers, arguments.run or deployed_and_trained(home)):
+            for page in pages(servers, arguments.run or trained(home)):
                 try:
                     print(look(driver, page, arguments.out), flush=True)
                 except PageError as error:

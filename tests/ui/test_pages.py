@@ -23,7 +23,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Page]]
     """The pages of a small run, while their servers run."""
     home = tmp_path_factory.mktemp("home")
     with screenshots.served(home) as servers:
-        run_id = screenshots.deployed_and_trained(home)
+        run_id = screenshots.trained(home)
         yield {page.name: page for page in screenshots.pages(servers, run_id)}
 
 
@@ -40,7 +40,7 @@ def test_prefect_shows_the_run_with_its_phases_and_artifacts(
     chosen = [page for name, page in pages.items() if name.startswith("prefect")]
     assert len(chosen) == 7
     for page in chosen:
-        screenshots.look(driver, page, tmp_path)
+        screenshots.look(driver, page, tmp_path, settle_s=0)
 
 
 def test_mlflow_shows_the_versions_with_what_trained_them(
@@ -49,7 +49,7 @@ def test_mlflow_shows_the_versions_with_what_trained_them(
     chosen = [page for name, page in pages.items() if name.startswith("mlflow")]
     assert len(chosen) == 5
     for page in chosen:
-        picture = screenshots.look(driver, page, tmp_path)
+        picture = screenshots.look(driver, page, tmp_path, settle_s=0)
         assert picture.stat().st_size < 150_000
         with Image.open(picture) as image:
             assert len(image.getcolors() or []) > 10  # something is drawn
@@ -62,5 +62,5 @@ def test_what_a_page_lacks_is_told(
     text = '<a href="http://there/">a link</a> <p hidden>unseen</p>'
     page = Page("bare", f"data:text/html,{text}", ("a link", "unseen"), links=("http://there/", "http://no/"))
     with pytest.raises(PageError, match=r"does not show \['unseen', 'http://no/'\]; it shows: a link$"):
-        screenshots.look(driver, page, tmp_path)
+        screenshots.look(driver, page, tmp_path, settle_s=0)
     assert (tmp_path / "bare.png").exists()
