@@ -113,6 +113,8 @@ class Renderer:
         return str(text)
 
     def _encode(self, text: str) -> list[int]:
+        if any("\ud800" <= character <= "\udfff" for character in text):  # bytes that were not UTF-8
+            raise UsageError(f"text: {text!r:.80} holds a lone surrogate; accepted: text that UTF-8 can hold")
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _decode(self, ids: list[int]) -> str:

@@ -218,3 +218,8 @@ def test_impossible_renderers_are_refused(tiny_tokenizer: PreTrainedTokenizerBas
     bare.eos_token = None
     with pytest.raises(UsageError, match="no end-of-sequence token"):
         Renderer(bare, "plain")
+
+
+def test_text_that_is_no_unicode_is_refused_by_name(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(UsageError, match="lone surrogate"):
+        Renderer(tiny_tokenizer, "plain").initial(Observation.user("caf\udce9"))

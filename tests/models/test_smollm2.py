@@ -78,7 +78,9 @@ def test_special_tokens_are_the_chat_templates(tokenizer: PreTrainedTokenizerBas
     assert Renderer(tokenizer, "chat").stop_token_ids == (2,)
 
 
-TEXT = st.text(st.characters(exclude_characters="\x04\x06\x13\x14\x16\x1d", max_codepoint=0x3FFFF))
+TEXT = st.text(
+    st.characters(codec="utf-8", exclude_characters="\x04\x06\x13\x14\x16\x1d", max_codepoint=0x3FFFF)
+)
 """The model's vocabulary lacks these control characters, and the bytes that begin planes 4 to 11."""
 
 
