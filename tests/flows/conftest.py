@@ -22,7 +22,17 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
         with temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
             yield url
+            hand_over_what_is_left()
         del os.environ["PREFECT_API_URL"]
+
+
+def hand_over_what_is_left() -> None:
+    """What this process still holds for the server would be tried in vain at the end of the tests."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogHandler
+
+    EventsWorker.drain_all(timeout=5)
+    APILogHandler().flush()
 
 
 @pytest.fixture
