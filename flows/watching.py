@@ -15,6 +15,7 @@ from rich.progress import (
 )
 
 _SHOWN = {"reward_mean": "reward", "loss": "loss"}
+"""The first of these that a step has: the on-policy loss of RL is zero up to its gradient."""
 
 
 class Watcher:
@@ -51,7 +52,8 @@ class Watcher:
         if self.run_id is None:
             self._console.print(f"[dim]run {run_id}[/]")
         self.run_id = run_id
-        text = "  ".join(f"{label} {metrics[name]:.3g}" for name, label in _SHOWN.items() if name in metrics)
+        shown = ((label, metrics[name]) for name, label in _SHOWN.items() if name in metrics)
+        text = next((f"{label} {value:.3g}" for label, value in shown), "")
         if text:
             self._bar.update(self._task, metrics=text)
         self._bar.update(self._task, description=doing, completed=step)
