@@ -78,9 +78,10 @@ def install(model: nn.Module) -> dict[str, LoRALinear]:
     """
     model.requires_grad_(False)
     layers = {}
-    for name in linear_shapes(model):
+    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    for name, linear in linears:
         parent_name, _, child = name.rpartition(".")
-        layers[name] = LoRALinear(model.get_submodule(name), name)
+        layers[name] = LoRALinear(linear, name)
         setattr(model.get_submodule(parent_name), child, layers[name])
     return layers
 
