@@ -1,18 +1,19 @@
 """How much of a quickstart step is orchestration: Prefect, MLflow and the catalog.
 
-Two arms do the same steps of the same config, in turn, in one process: the training flow, and a
-bare loop over the engine that samples, trains and writes the same files, but has no Prefect, no
-MLflow and no catalog. Draws derive from the seed, so step s is the same work in both arms, and the
-share is the median over the steps of (flow - bare) / flow.
+Two arms do the same steps of the same config in one process: the training flow, and a bare loop
+over the engine that samples, trains and writes the same files, but has no Prefect, no MLflow and no
+catalog. They take turns every few steps, so that both see the same machine. Draws derive from the
+seed, so step s is the same work in both. The first step of a turn is dropped: it lacks what the step
+before it leaves to do in the background. The share is the median over the others of
+(flow - bare) / flow.
 
-    python benchmarks/orchestration.py [--json] [--config FILE] [--steps 8] [--rounds 2]
+    python benchmarks/orchestration.py [--json] [--config FILE] [--turns 4] [--steps 6] [key=value ...]
 """
 
 import argparse
 import os
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -36,22 +37,29 @@ from opentinker_core.sampling.protocol import SamplingParams
 from opentinker_core.seeds import derive_seed
 from opentinker_core.snapshots.protocol import SnapshotKind
 from opentinker_core.trajectories.datums import to_datum
+from tasks.progress import Progress, listening
 
 QUICKSTART = Path(__file__).parents[1] / "deployments" / "configs" / "quickstart.yaml"
 
 
-def bare_steps(config: TrainConfig, models: Path, home: Path) -> list[float]:
-    """Seconds of each step of a loop that does the work of the flow and keeps no records."""
-    workspace = Workspace(Settings(home=home))
-    engine = open_engine(config.policy.base_model, config.runtime, models, workspace.snapshots.fetch)
-    assert config.rl is not None
-    phase, seed, policy = config.rl, config.seed, config.policy.name
-    engine.trainer.create(policy, config.policy.lora, derive_seed(seed, "adapter"))
-    settings = _episodes(config, phase, engine)
-    _publish(workspace, engine, policy, 0)
-    seconds = []
-    for step in range(1, phase.steps + 1):
-        started = time.perf_counter()
+class BareLoop:
+    """Does the work of the flow's RL steps and keeps no records."""
+
+    def __init__(self, config: TrainConfig, models: Path, home: Path) -> None:
+        assert config.rl is not None
+        self._config, self._phase = config, config.rl
+        self._workspace = Workspace(Settings(home=home))
+        self._engine = open_engine(
+            config.policy.base_model, config.runtime, models, self._workspace.snapshots.fetch
+        )
+        self._policy = config.policy.name
+        self._engine.trainer.create(self._policy, config.policy.lora, derive_seed(config.seed, "adapter"))
+        self._settings = _episodes(config, self._phase, self._engine)
+        self._publish(0)
+
+    def step(self, step: int) -> None:
+        """One RL step: rollout, batch, update, files of the new version, refresh."""
+        phase, seed = self._phase, self._config.seed
         specs = [
             EpisodeSpec(
                 derive_seed(seed, "problem", step, group),
@@ -62,25 +70,72 @@ def bare_steps(config: TrainConfig, models: Path, home: Path) -> list[float]:
             for group in range(phase.groups)
             for member in range(phase.group_size)
         ]
-        trajectories = play(specs, settings, engine.sampler, f"{policy}@{step - 1}")
-        workspace.trajectories.save(("bare", f"step-{step}"), trajectories)
-        values = advantages(
-            phase.advantage, [t.reward for t in trajectories], [t.group for t in trajectories]
-        )
+        trajectories = play(specs, self._settings, self._engine.sampler, f"{self._policy}@{step - 1}")
+        self._workspace.trajectories.save(("bare", f"step-{step}"), trajectories)
+        rewards, groups = [t.reward for t in trajectories], [t.group for t in trajectories]
+        values = advantages(phase.advantage, rewards, groups)
         datums = [to_datum(t, advantages=v) for t, v in zip(trajectories, values, strict=True)]
         scales = token_scales(phase.objective.normalizer, datums, phase.sampling.max_tokens)
         pulling = [i for i, datum in enumerate(datums) if datum.signal.any()]
         if pulling:
-            engine.trainer.forward_backward(
-                policy,
+            self._engine.trainer.forward_backward(
+                self._policy,
                 [datums[i] for i in pulling],
                 rl_objective(phase.objective),
                 [scales[i] for i in pulling],
             )
-            engine.trainer.optim_step(policy, phase.optimizer)
-        _publish(workspace, engine, policy, step)
-        seconds.append(time.perf_counter() - started)
-    return seconds
+            self._engine.trainer.optim_step(self._policy, phase.optimizer)
+        self._publish(step)
+
+    def _publish(self, step: int) -> None:
+        trainer = self._engine.trainer
+        with tempfile.TemporaryDirectory() as scratch:
+            for kind, write in (
+                (SnapshotKind.CHECKPOINT, trainer.save_checkpoint),
+                (SnapshotKind.SAMPLER, trainer.publish_snapshot),
+            ):
+                write(self._policy, Path(scratch) / kind)
+                key = ("bare", f"v{step}", str(kind))
+                snapshot = self._workspace.snapshots.publish(key, kind, Path(scratch) / kind)
+        self._engine.sampler.refresh(f"{self._policy}@{step}", snapshot.uri, snapshot.digest)
+
+
+class Turns:
+    """Listens to the flow; after every few of its steps lets the bare loop do the same ones."""
+
+    def __init__(self, bare: BareLoop, workspace: Workspace, length: int) -> None:
+        self._bare, self._workspace, self._length = bare, workspace, length
+        self._flow_s: list[float] = []
+        self._last = 0
+        self._since = time.perf_counter()
+        self.pairs: list[tuple[float, float]] = []
+        """Seconds of (bare, flow), a pair for each step that counts."""
+
+    def heard(self, told: Progress) -> None:
+        """Something happened in the flow: what counts is that a step is published."""
+        if told.step == self._last:
+            self._since = time.perf_counter()
+            return
+        self._last = told.step
+        self._flow_s.append(time.perf_counter() - self._since)
+        if len(self._flow_s) == self._length:
+            self._wait_for_mlflow()
+            bare_s = [self._timed(step) for step in range(told.step - self._length + 1, told.step + 1)]
+            self.pairs.extend(list(zip(bare_s, self._flow_s, strict=True))[1:])
+            self._flow_s = []
+        self._since = time.perf_counter()
+
+    def _timed(self, step: int) -> float:
+        started = time.perf_counter()
+        self._bare.step(step)
+        return time.perf_counter() - started
+
+    def _wait_for_mlflow(self) -> None:
+        if not self._config.record.mlflow:
+            return
+        deadline = time.monotonic() + 60
+        while self._workspace.catalog.pending_events() and time.monotonic() < deadline:
+            time.sleep(0.1)
 
 
 def _episodes(config: TrainConfig, phase: RLPhase, engine: Engine) -> EpisodeSettings:
@@ -94,54 +149,34 @@ def _episodes(config: TrainConfig, phase: RLPhase, engine: Engine) -> EpisodeSet
     )
 
 
-def _publish(workspace: Workspace, engine: Engine, policy: str, step: int) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        for kind, write in (
-            (SnapshotKind.CHECKPOINT, engine.trainer.save_checkpoint),
-            (SnapshotKind.SAMPLER, engine.trainer.publish_snapshot),
-        ):
-            write(policy, Path(scratch) / kind)
-            snapshot = workspace.snapshots.publish(
-                ("bare", f"v{step}", str(kind)), kind, Path(scratch) / kind
-            )
-    engine.sampler.refresh(f"{policy}@{step}", snapshot.uri, snapshot.digest)
-
-
-def flow_steps(config: TrainConfig, home: Path) -> list[float]:
-    """Seconds between the versions that the training flow publishes."""
-    from flows.train_rl import train_rl
-
-    os.environ["OPENTINKER_HOME"] = str(home)
-    run_id = train_rl(config)
-    versions = Workspace(Settings(home=home)).catalog.run_versions(run_id)
-    times = [version.created_at.timestamp() for version in versions]
-    # The first step follows the evaluation of the base model, which is no part of a step.
-    return [after - before for before, after in pairwise(times)][1:]
-
-
 def main() -> None:
     """Measure, and print the table or the object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--config", type=Path, default=QUICKSTART)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=6, help="steps a turn")
+    parser.add_argument("overrides", nargs="*", help="key=value, as for `opentinker train`")
     arguments = parser.parse_args()
-    overrides = [f"rl.steps={arguments.steps}", "evaluation.episodes=1", "evaluation.samples=1"]
-    config = load_config(arguments.config, overrides)
+    steps = arguments.turns * arguments.steps
+    overrides = [f"rl.steps={steps}", "evaluation.episodes=1", "evaluation.samples=1"]
+    config = load_config(arguments.config, [*overrides, *arguments.overrides])
     models = Settings().home
     resolve(config.policy.base_model, models)
-    pairs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch) / "home"
         home.mkdir()
         (home / "models").symlink_to(models / "models")
+        os.environ["OPENTINKER_HOME"] = str(home)
         with orchestrator(home) as prefect:
             prefect.wait()
-            with without_heartbeat():
-                for number in range(arguments.rounds):
-                    bare = bare_steps(config, models, Path(scratch) / f"bare-{number}")[1:]
-                    pairs.extend(zip(bare, flow_steps(config, home), strict=True))
+            from flows.train_rl import train_rl
+
+            bare = BareLoop(config, models, Path(scratch) / "bare")
+            turns = Turns(bare, Workspace(), arguments.steps)
+            with without_heartbeat(), listening(turns.heard):
+                train_rl(config)
+    pairs = turns.pairs
     share = median((flow - bare) / flow for bare, flow in pairs)
     rows = [
         ("bare step", median(bare for bare, _ in pairs), "s"),

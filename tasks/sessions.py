@@ -6,20 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from prefect.settings import PREFECT_UI_URL
-
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.errors import OpenTinkerError
-from opentinker_core.lineage.outbox import OutboxDispatcher
-from opentinker_core.lineage.recorder import MLflowRecorder
-from opentinker_core.lineage.tracking import tracking_target
+from opentinker_core.lineage.courier import Courier
 from opentinker_core.runtime.opening import find_run
 from opentinker_core.runtime.session import RunSession, open_session
 from opentinker_core.runtime.workspace import Workspace
 
 _LOG = logging.getLogger(__name__)
-_LAST_CALL_S = 60.0
-"""How long the end of a run may wait for MLflow to take what is left."""
 
 
 @dataclass
@@ -28,7 +22,7 @@ class _Open:
 
     session: RunSession
     lock: IO[str]
-    outbox: OutboxDispatcher | None
+    courier: Courier | None
 
 
 _open: dict[str, _Open] = {}
@@ -46,7 +40,8 @@ def start_session(config: TrainConfig | None, run_id: str | None, flow_run_id: s
     session = open_session(config, workspace, run_id=run_id, flow_run_id=flow_run_id)
     run_id = session.run.run_id
     lock = lock or _lock(workspace.home, run_id)
-    _open[run_id] = _Open(session, lock, _outbox(workspace) if session.config.record.mlflow else None)
+    courier = Courier(workspace) if session.config.record.mlflow else None
+    _open[run_id] = _Open(session, lock, courier)
     return session
 
 
@@ -63,27 +58,18 @@ def session_of(run_id: str) -> RunSession:
 
 def wake_outbox(run_id: str) -> None:
     """Say that the catalog has news for MLflow."""
-    if outbox := _open[run_id].outbox:
-        outbox.wake()
+    if courier := _open[run_id].courier:
+        courier.wake()
 
 
 def end_session(run_id: str) -> None:
     """Let MLflow take what is left, forget the session and its model, let others have the run."""
     opened = _open.pop(run_id)
     try:
-        if opened.outbox and (pending := opened.outbox.close(_LAST_CALL_S)):
+        if opened.courier and (pending := opened.courier.close()):
             _LOG.warning("%d events are not in MLflow yet; `opentinker sync` sends them", pending)
     finally:
         opened.lock.close()
-
-
-def _outbox(workspace: Workspace) -> OutboxDispatcher:
-    target = tracking_target(workspace.settings)
-    ui_url = str(PREFECT_UI_URL.value() or "")
-    recorder = MLflowRecorder(target, workspace.catalog, workspace.trajectories, prefect_ui_url=ui_url)
-    outbox = OutboxDispatcher(workspace.catalog, recorder)
-    outbox.start()
-    return outbox
 
 
 def _lock(home: Path, run_id: str) -> IO[str]:
