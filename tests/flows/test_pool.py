@@ -1,0 +1,96 @@
+"""Runs of a deployment, started by hand and by its schedule, do on the pool what a run in-process does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from flows import servers
+from flows.deploy import ROOT
+from opentinker_core.policies.types import Run, RunStatus
+from opentinker_core.runtime.workspace import Workspace
+from tests.runtime.runs import CONFIG, small_config, train, workspace_at
+
+pytestmark = [pytest.mark.servers, pytest.mark.processes]
+
+DEPLOYMENT = "warm-up-then-rl/tiny-rl"
+
+
+@pytest.fixture
+def pool(home: Path) -> Iterator[str]:
+    """The API of a running `opentinker up --workers`, which has deployed."""
+    ports = ["--port", str(servers.free_port()), "--mlflow-port", str(servers.free_port())]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "up", "--workers", "--json", *ports],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
+        line = output.readline()
+        assert line, "up ended without a word"
+        yield f"{json.loads(line)['prefect_url']}/api"
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def _start_by_hand(api: str, parameters: dict[str, Any]) -> None:
+    given = [f"--param={name}={json.dumps(value)}" for name, value in parameters.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "deployment", "run", DEPLOYMENT, *given],
+        env=os.environ | {"PREFECT_API_URL": api},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _start_by_schedule(api: str, parameters: dict[str, Any]) -> None:
+    """Give the deployment a schedule whose next time is a few seconds from now."""
+    deployment = httpx.get(f"{api}/deployments/name/{DEPLOYMENT}").raise_for_status().json()["id"]
+    soon = (datetime.now(UTC) + timedelta(seconds=15)).isoformat()
+    schedule = {"interval": 86400, "anchor_date": soon, "timezone": "UTC"}
+    body = [{"schedule": schedule, "active": True, "parameters": parameters}]
+    httpx.post(f"{api}/deployments/{deployment}/schedules", json=body).raise_for_status()
+
+
+def _completed(workspace: Workspace, count: int, seconds: float) -> list[Run]:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        runs = [run for run in workspace.catalog.runs() if run.status is RunStatus.COMPLETED]
+        if len(runs) >= count:
+            return runs
+        time.sleep(1)
+    raise AssertionError(f"{workspace.catalog.runs()} after {seconds} s")
+
+
+def _outcome(workspace: Workspace, run_id: str) -> list[tuple[object, ...]]:
+    versions = workspace.catalog.run_versions(run_id)
+    return [(version.step, version.sampler.digest, version.metrics) for version in versions]
+
+
+def test_the_pool_gives_the_tokens_and_losses_of_the_process(pool: str, home: Path, tmp_path: Path) -> None:
+    parameters = {"config": CONFIG}
+    _start_by_schedule(pool, parameters)
+    _start_by_hand(pool, parameters)
+    here = train(tmp_path / "here", small_config())
+    expected = _outcome(here.workspace, here.run.run_id)
+    workspace = workspace_at(home)
+    for run in _completed(workspace, 2, 180):
+        assert _outcome(workspace, run.run_id) == expected
+        assert run.flow_run_id
