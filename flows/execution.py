@@ -15,7 +15,7 @@ from flows.summary import evaluation_object, print_summary, save_curve, summariz
 from flows.watching import Watcher, watching
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.config.settings import Settings
-from opentinker_core.errors import OpenTinkerError
+from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.policies.types import Run, RunStatus
 from opentinker_core.runtime.workspace import Workspace
 
@@ -164,8 +164,9 @@ def how_to_go_on(watcher: Watcher) -> Iterator[None]:
     except KeyboardInterrupt:
         _hint(watcher, "interrupted")
         raise typer.Exit(130) from None
-    except OpenTinkerError:
-        _hint(watcher, "stopped")
+    except OpenTinkerError as error:
+        if not isinstance(error, UsageError):  # the same request would be wrong again
+            _hint(watcher, "stopped")
         raise
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.protocol import Action, Demonstrates, Environment, Observation
+from envs.protocol import Action, Environment
+from opentinker_core.agents import guarded
 from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.models.renderer import Renderer
 from opentinker_core.sampling.protocol import SampledSequence, Sampler, SampleRequest, SamplingParams
@@ -67,7 +68,8 @@ def play(
 ) -> list[Trajectory]:
     """Play `specs` with `version` to their end; one trajectory each, in order.
 
-    An episode whose environment raises is recorded as failed: its reward is missing, not zero.
+    An episode in which a step of its environment raises is recorded as failed: its reward is missing,
+    not zero.
 
     Raises:
         UsageError: an environment's first prompt does not fit the model's context.
@@ -90,12 +92,13 @@ def demonstrate(specs: Sequence[EpisodeSpec], settings: EpisodeSettings) -> list
     episodes = [_start(spec, settings) for spec in specs]
     for episode in episodes:
         while episode.end is None:
-            if not isinstance(episode.environment, Demonstrates):
+            action = guarded.demonstration(episode.environment, settings.environment)
+            tokens = np.array(settings.renderer.demonstration(action), np.int32)
+            if len(episode.tokens) + len(tokens) > settings.max_context:
                 raise UsageError(
-                    f"sft.data: environment {settings.environment!r} has no demonstrations; "
-                    "accepted: an environment that does, or the path of a JSONL file"
+                    f"environment {settings.environment!r}: a demonstration of {len(tokens)} tokens after "
+                    f"{len(episode.tokens)} does not fit the model's context of {settings.max_context}"
                 )
-            tokens = np.array(settings.renderer.demonstration(episode.environment.demonstration()), np.int32)
             logprobs = np.zeros(len(tokens), np.float32)
             sequence = SampledSequence(tokens, logprobs, StopReason.STOP, "demonstration")
             _take_turn(episode, sequence, settings)
@@ -104,7 +107,7 @@ def demonstrate(specs: Sequence[EpisodeSpec], settings: EpisodeSettings) -> list
 
 def _start(spec: EpisodeSpec, settings: EpisodeSettings) -> _Episode:
     environment = settings.make_environment()
-    observation = environment.reset(spec.environment_seed)
+    observation = guarded.reset(environment, settings.environment, spec.environment_seed)
     builder = TrajectoryBuilder(
         trajectory_id=f"s{settings.step:05d}-g{spec.group}-m{spec.member}",
         agent=AGENT,
@@ -113,7 +116,7 @@ def _start(spec: EpisodeSpec, settings: EpisodeSettings) -> _Episode:
         group=spec.group,
         member=spec.member,
     )
-    episode = _Episode(spec, environment, builder, {"prompt": _plain(observation), "actions": []})
+    episode = _Episode(spec, environment, builder, {"prompt": observation.text, "actions": []})
     episode.observe(settings.renderer.initial(observation))
     if not _fits(episode, settings):
         raise UsageError(
@@ -153,10 +156,9 @@ def _take_turn(episode: _Episode, sequence: SampledSequence, settings: EpisodeSe
     episode.turn += 1
     text = settings.renderer.action_text(generated, settings.stop)
     episode.info["actions"].append(text)
-    try:
-        result = episode.environment.step(Action(text))
-    except Exception as error:  # noqa: BLE001 - third-party code; the failure is recorded, not hidden
-        episode.info["error"] = f"{type(error).__name__}: {error}"
+    result = guarded.step(episode.environment, settings.environment, Action(text))
+    if isinstance(result, str):
+        episode.info["error"] = result
         episode.end = EndReason.FAILED
         return
     episode.builder.rewarded(result.reward)
@@ -175,10 +177,6 @@ def _take_turn(episode: _Episode, sequence: SampledSequence, settings: EpisodeSe
 
 def _fits(episode: _Episode, settings: EpisodeSettings) -> bool:
     return len(episode.tokens) + settings.params.max_tokens <= settings.max_context
-
-
-def _plain(observation: Observation) -> str:
-    return observation.text
 
 
 def _finish(episode: _Episode) -> Trajectory:

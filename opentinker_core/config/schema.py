@@ -34,8 +34,8 @@ class LoRAConfig(Frozen):
     """The adapter of a policy; the words are PEFT's."""
 
     rank: Annotated[int, Field(ge=1, le=512)] = 8
-    alpha: PositiveFloat = 16.0
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 16.0
+    target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """`all-linear`: every linear layer of the transformer blocks, not the head; or suffixes of
     module names, `lm_head` among them where the head is to be trained too."""
 
@@ -170,7 +170,7 @@ class RuntimeConfig(Frozen):
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads of torch; 0: the number of physical cores."""
     micro_batch_tokens: PositiveInt = 4096
     """Tokens, padding included, that go through the model at once."""

@@ -30,24 +30,36 @@ def from_file(path: Path, settings: EpisodeSettings) -> list[Trajectory]:
     """
     if not path.is_file():
         raise UsageError(f"sft.data: {str(path)!r} is not a file; accepted: 'environment' or a JSONL file")
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"sft.data: {str(path)!r} is not UTF-8 (byte {error.start})") from error
+    # Not splitlines(): JSON strings may hold other line separators of Unicode.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
         raise UsageError(f"sft.data: {str(path)!r} is empty; accepted: one JSON object a line")
-    return [_trajectory(index, *_parse(path, index, line), settings) for index, line in enumerate(lines)]
+    trajectories = []
+    for index, (number, line) in enumerate(lines):
+        trajectory = _trajectory(index, *_parse(f"{path}:{number}", line), settings)
+        if len(trajectory.tokens_T) > settings.max_context:
+            raise UsageError(
+                f"{path}:{number}: {len(trajectory.tokens_T)} tokens; "
+                f"accepted: at most the model's context of {settings.max_context}"
+            )
+        trajectories.append(trajectory)
+    return trajectories
 
 
-def _parse(path: Path, index: int, line: str) -> tuple[str, str]:
+def _parse(place: str, line: str) -> tuple[str, str]:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path}:{index + 1}: not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{place}: not JSON: {error}") from error
     prompt, completion = (
         (record.get("prompt"), record.get("completion")) if isinstance(record, dict) else (None, None)
     )
     if not (isinstance(prompt, str) and isinstance(completion, str) and prompt and completion):
-        raise UsageError(
-            f"{path}:{index + 1}: accepted: an object with non-empty strings 'prompt' and 'completion'"
-        )
+        raise UsageError(f"{place}: accepted: an object with non-empty strings 'prompt' and 'completion'")
     return prompt, completion
 
 

@@ -305,6 +305,11 @@ def open_session(
     environment_maker(config.environment, "train")  # a wrong one is refused before the model is loaded
     engine = open_engine(config.policy.base_model, config.runtime, workspace.home, workspace.snapshots.fetch)
     engine.check_targets(config.policy.lora)
+    if config.rl is not None and config.rl.sampling.max_tokens >= engine.max_context:
+        raise UsageError(
+            f"rl.sampling.max_tokens: {config.rl.sampling.max_tokens}; "
+            f"accepted: fewer than the model's context of {engine.max_context}"
+        )
     if run is None:
         run, config, policy = opening.start_run(catalog, config, flow_run_id)
     else:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from opentinker_core.errors import UsageError
+from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.lora.adapter import Adapter
 from opentinker_core.lora.layer import applied
 from opentinker_core.models.decoder import Decoder
@@ -83,6 +83,11 @@ class NativeSampler:
         if not request.prompt_tokens:
             raise UsageError("prompt_tokens: empty; accepted: at least one token")
         room = self._max_context - len(request.prompt_tokens)
+        if room < 1:
+            raise UsageError(
+                f"prompt: {len(request.prompt_tokens)} tokens; accepted: fewer than the context of "
+                f"{self._max_context}"
+            )
         if request.params.max_tokens > room:
             raise UsageError(
                 f"max_tokens: {request.params.max_tokens} after a prompt of {len(request.prompt_tokens)} "
@@ -163,6 +168,11 @@ class _Draws:
         # Inverse transform in float64: rounding cannot reach a token of probability zero, because
         # the threshold lies strictly below the total and the search is right-sided.
         cumulative_BV = logprobs_BV.exp().double().cumsum(-1)
+        if not bool(cumulative_BV[:, -1].isfinite().all()):
+            raise OpenTinkerError(
+                f"the distribution at temperature {self._params.temperature} is not finite: "
+                "the version's weights are not, or the temperature is too small"
+            )
         at = len(self._tokens[rows[0]])
         uniform_B = torch.as_tensor(self._uniform_BT[rows, at], device=logits_BV.device)
         threshold_B = uniform_B[:, None] * cumulative_BV[:, -1:]

@@ -47,10 +47,16 @@ class PolicyState:
 
         Returns:
             The gradient norm before clipping.
+
+        Raises:
+            OpenTinkerError: gradients, or the weights after the step, are not finite. The state is
+                spoilt then and must be loaded again; nothing of it may be published.
         """
         parameters = [parameter for _, parameter in self.adapter.parameters()]
         limit = config.grad_clip_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        if not bool(norm.isfinite()):
+            raise OpenTinkerError(f"training diverged: the gradient norm is {float(norm)}")
         self.optimizer.param_groups[0].update(
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
@@ -59,6 +65,11 @@ class PolicyState:
         )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if not bool(torch.nn.utils.get_total_norm(parameters).isfinite()):
+            raise OpenTinkerError(
+                f"training diverged: weights are not finite after a step with learning rate "
+                f"{config.learning_rate}"
+            )
         self.step += 1
         return float(norm)
 

@@ -155,3 +155,47 @@ def test_episodes_do_not_depend_on_who_is_played_beside_them(
     alone = [tokens(play([spec], settings, RecordingSampler(engine), BASE))[0] for spec in specs]
     assert together == alone
     assert np.unique([len(row) for row in together]).size >= 1
+
+
+class Faulty(Chatty):
+    """Does one thing wrong."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(turns=1)
+        self._fault = fault
+
+    def reset(self, seed: int) -> Observation:
+        if self._fault == "reset raises":
+            raise SystemExit("no\nmore")
+        observation = super().reset(seed)
+        if self._fault == "reset returns":
+            return None  # type: ignore[return-value]
+        return Observation.user("") if self._fault == "empty" else observation
+
+    def step(self, action: Action) -> StepResult:
+        result = super().step(action)
+        rewards = {"text": "1", "missing": None, "huge": 10**400, "nan": float("nan")}
+        if self._fault in rewards:
+            return replace(result, reward=rewards[self._fault])
+        return (result, 1.0) if self._fault == "step returns" else result  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("reset raises", r"reset\(1\) raised SystemExit: no more"),
+        ("reset returns", "reset returned NoneType; accepted: Observation"),
+        ("empty", "empty observation"),
+        ("step returns", "step returned tuple; accepted: StepResult"),
+        ("text", "reward '1'; accepted: a finite number"),
+        ("missing", "reward None"),
+        ("huge", "reward 1000"),
+        ("nan", "reward nan"),
+    ],
+)
+def test_an_environment_that_breaks_the_protocol_is_named(
+    engine: TinyEngine, fault: str, message: str
+) -> None:
+    settings = _settings(engine, lambda: Faulty(fault))
+    with pytest.raises(OpenTinkerError, match=rf"environment 'chatty': .*{message}"):
+        play(_specs([1]), settings, RecordingSampler(engine), BASE)
