@@ -37,11 +37,25 @@ def run_and_report(
         watcher.say("loading")
         run_flow = _flow(config)  # the imports, while the server starts
         prefect.wait()
+        workspace = Workspace(settings)
+        if run_id is None:
+            tell_of_earlier_versions(workspace, config)
         with how_to_go_on(watcher), failures_of(prefect), without_heartbeat(), warnings_on_stderr():
             run_id = run_flow(config, run_id=run_id)
         watcher.close()
-        workspace = Workspace(settings)
         report(workspace, workspace.catalog.run(run_id), emit)
+
+
+def tell_of_earlier_versions(workspace: Workspace, config: TrainConfig) -> None:
+    """Say that the policy has versions already, from which a run from the base model does not go on."""
+    name = config.policy.name
+    known = {policy.name for policy in workspace.catalog.policies()}
+    latest = workspace.catalog.aliases(name).get("latest") if name in known else None
+    if latest is not None and config.policy.start == "base":
+        text = f"{name}@{latest} exists; this run begins anew from the base model, with the numbers after it"
+        print(
+            f"{text} (policy.start=latest goes on from it, policy.name=... keeps them apart)", file=sys.stderr
+        )
 
 
 def resume_and_report(reference: str, settings: Settings, *, as_json: bool, verbose: bool) -> None:

@@ -48,6 +48,7 @@ def export(
         else:
             source = workspace.snapshots.fetch(found.sampler.uri, found.sampler.digest)
             shutil.copytree(source, target)
+            _name_base_model(workspace, found, target / "adapter_config.json")
         if directory.exists():
             directory.rmdir()
         target.replace(directory)
@@ -63,6 +64,18 @@ def export(
         typer.echo(json.dumps(result))
     else:
         typer.echo(f"{found.ref} is in {directory}: {', '.join(files)}")
+
+
+def _name_base_model(workspace: "Workspace", version: "PolicyVersion", config: Path) -> None:
+    """Let PEFT find the base model: a bundled one by its local directory, which snapshots do not name."""
+    from opentinker_core.models.bundled import BUNDLED
+    from opentinker_core.models.source import resolve
+
+    base_model = workspace.catalog.policy(version.policy_name).base_model
+    if base_model in BUNDLED:
+        values = json.loads(config.read_text())
+        values["base_model_name_or_path"] = str(resolve(base_model, workspace.home).path)
+        config.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
 
 
 def _write_merged(workspace: "Workspace", version: "PolicyVersion", target: Path, dtype: Dtype) -> None:

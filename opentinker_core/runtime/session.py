@@ -274,13 +274,15 @@ class RunSession:
         return {"logprob_gap_max": largest, "logprob_gap_mean": float(gaps.mean())}
 
     def _mark_best(self, evaluation: Evaluation) -> None:
+        """Move `best`, unless the version it names did better in the same environment, in whichever run."""
         if evaluation.subject == BASE:
             return
         catalog = self.workspace.catalog
-        others = catalog.evaluations(run_id=self.run.run_id)
-        if all(evaluation.mean >= other.mean for other in others if other.subject != BASE):
-            best = catalog.version(evaluation.subject)
-            catalog.set_alias(best.policy_name, "best", best.number)
+        version = catalog.version(evaluation.subject)
+        best = catalog.aliases(version.policy_name).get("best")
+        rivals = catalog.evaluations(subject=f"{version.policy_name}@{best}") if best is not None else []
+        if all(evaluation.mean >= r.mean for r in rivals if r.environment == evaluation.environment):
+            catalog.set_alias(version.policy_name, "best", version.number)
 
 
 def open_session(

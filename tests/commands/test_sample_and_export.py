@@ -59,8 +59,16 @@ def test_the_base_model_can_be_sampled(trained: RunSession) -> None:
 def test_an_exported_adapter_is_the_published_one(trained: RunSession, tmp_path: Path) -> None:
     _json("export", "adder", str(tmp_path / "out"))
     published = trained.workspace.snapshots.fetch(trained.version.sampler.uri)
-    for file in ("adapter_config.json", "adapter_model.safetensors"):
-        assert (tmp_path / "out" / file).read_bytes() == (published / file).read_bytes()
+    weights = "adapter_model.safetensors"
+    assert (tmp_path / "out" / weights).read_bytes() == (published / weights).read_bytes()
+
+
+def test_peft_finds_the_base_model_of_an_exported_adapter(trained: RunSession, tmp_path: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    _json("export", "adder", str(tmp_path / "out"))
+    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.peft_config["default"].r == trained.config.policy.lora.rank
 
 
 def test_a_merged_model_gives_the_logits_of_base_and_adapter(trained: RunSession, tmp_path: Path) -> None:

@@ -208,3 +208,16 @@ def test_a_damaged_checkpoint_is_refused_not_trained_on(tmp_path: Path) -> None:
 def test_a_run_without_any_config_is_asked_for_one(tmp_path: Path) -> None:
     with pytest.raises(OpenTinkerError, match="config: missing"):
         open_session(None, workspace_at(tmp_path))
+
+
+def test_best_stays_with_the_better_version_of_another_run(tmp_path: Path) -> None:
+    first = train(tmp_path, small_config())
+    catalog = first.workspace.catalog
+    version = first.version
+    catalog.add_evaluation(
+        Evaluation(version.ref, None, version.step, "arithmetic", mean=1.0, low=0.9, high=1.0, episodes=8)
+    )
+    second = train(tmp_path, small_config(seed=1))
+    assert second.version.number > version.number
+    assert catalog.aliases("adder")["latest"] == second.version.number
+    assert catalog.aliases("adder")["best"] == version.number
