@@ -218,6 +218,7 @@ class RunSession:
         """Evaluate a version, or `base`, on held-out problems: the same ones and draws for each."""
         catalog, config = self.workspace.catalog, self.config
         if done := catalog.evaluations(run_id=self.run.run_id, subject=ref):
+            self._mark_best(done[0])  # a kill may have come before it
             return done[0]
         step = 0
         if ref != BASE:
