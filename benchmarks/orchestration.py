@@ -103,7 +103,8 @@ class BareLoop:
 class Turns:
     """Listens to the flow; after every few of its steps lets the bare loop do the same ones."""
 
-    def __init__(self, bare: BareLoop, workspace: Workspace, length: int) -> None:
+    def __init__(self, bare: BareLoop, workspace: Workspace, length: int, *, mlflow: bool) -> None:
+        self._mlflow = mlflow
         self._bare, self._workspace, self._length = bare, workspace, length
         self._flow_s: list[float] = []
         self._last = 0
@@ -131,7 +132,7 @@ class Turns:
         return time.perf_counter() - started
 
     def _wait_for_mlflow(self) -> None:
-        if not self._config.record.mlflow:
+        if not self._mlflow:
             return
         deadline = time.monotonic() + 60
         while self._workspace.catalog.pending_events() and time.monotonic() < deadline:
@@ -173,7 +174,7 @@ def main() -> None:
             from flows.train_rl import train_rl
 
             bare = BareLoop(config, models, Path(scratch) / "bare")
-            turns = Turns(bare, Workspace(), arguments.steps)
+            turns = Turns(bare, Workspace(), arguments.steps, mlflow=config.record.mlflow)
             with without_heartbeat(), listening(turns.heard):
                 train_rl(config)
     pairs = turns.pairs
