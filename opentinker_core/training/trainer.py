@@ -94,10 +94,6 @@ class Trainer:
         """Load a sampler snapshot for this model, outside of any policy's state."""
         return read_peft(directory, self._shapes, self._device)
 
-    def forget(self, policy: str) -> None:
-        """Drop the state of `policy` from memory."""
-        self._policies.pop(policy, None)
-
     def step_of(self, policy: str) -> int:
         """Optimizer steps that the resident state of `policy` has taken."""
         return self._state(policy).step
