@@ -5,13 +5,16 @@ pass. Rows are ordered by slot; a segment is a run of them that share one. Rows 
 the base model alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Cached = TypeVar("Cached")
 
 NO_SLOT = -1
 """The slot of rows without an adapter, and of blocks that are not used."""
@@ -55,14 +58,22 @@ class RoutingPlan:
     """Contiguous: the first starts at 0, each of the others where the one before it stops."""
     rows: Tensor | None = None
     """int64, (n_routed,): input row of each sorted position; None: the first n_routed rows, in order."""
-    _blocks: dict[tuple[int, int, str], Blocks] = field(default_factory=dict, repr=False)
+    invariant: bool = True
+    """Whether a row's result must not depend, to the bit, on which other segments there are. Training wants
+    that; a decoding sampler may give it up for speed."""
+    _cache: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         stops = [0, *(segment.stop for segment in self.segments)]
-        if any(s.start != stop or s.length < 1 or s.slot < 0 for s, stop in zip(self.segments, stops)):
+        if any(
+            s.start != stop or s.length < 1 or s.slot < 0
+            for s, stop in zip(self.segments, stops, strict=False)
+        ):
             raise ValueError(f"segments: {self.segments}; accepted: contiguous, not empty, with a slot")
         if stops[-1] > self.n_rows or (self.rows is not None and len(self.rows) != stops[-1]):
-            raise ValueError(f"rows: {stops[-1]} in segments; accepted: at most {self.n_rows}, one index each")
+            raise ValueError(
+                f"rows: {stops[-1]} in segments; accepted: at most {self.n_rows}, one index each"
+            )
 
     @classmethod
     def of(cls, slots_T: Sequence[int] | np.ndarray, device: torch.device | str = "cpu") -> "RoutingPlan":
@@ -95,7 +106,7 @@ class RoutingPlan:
         rows = self.rows
         if rows is not None:
             rows = (rows[:, None] * times + torch.arange(times, device=rows.device)).reshape(-1)
-        return RoutingPlan(self.n_rows * times, segments, rows)
+        return RoutingPlan(self.n_rows * times, segments, rows, self.invariant)
 
     def blocks(
         self, block_rows: int, n_blocks: int | None = None, device: torch.device | str = "cpu"
@@ -105,10 +116,15 @@ class RoutingPlan:
         Raises:
             ValueError: there are more than `n_blocks`.
         """
-        key = (block_rows, n_blocks or 0, str(device))
-        if key not in self._blocks:
-            self._blocks[key] = self._cut(block_rows, n_blocks, device)
-        return self._blocks[key]
+        return self.cached(
+            ("blocks", block_rows, n_blocks, str(device)), lambda: self._cut(block_rows, n_blocks, device)
+        )
+
+    def cached(self, key: Hashable, make: Callable[[], Cached]) -> Cached:
+        """What `make` gives, made once a plan: tables that an implementation derives from it."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
 
     def _cut(self, block_rows: int, n_blocks: int | None, device: torch.device | str) -> Blocks:
         table = [

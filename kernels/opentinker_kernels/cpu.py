@@ -1,0 +1,165 @@
+"""The three LoRA operations on the CPU, by the fastest way for the shape; see `reference` for what they do.
+
+Measured (two AVX2 cores, float32, ranks 8 and 16, microseconds for one shrink):
+
+    segments x rows, D      bmm   loop   grouped_mm   dense
+    8 x 1, 576 (decode)      30     71           42      94
+    64 x 1, 64 (decode)      30    464          198     130
+    8 x about 3, 576 ragged   -    360          288     130
+    64 x about 1, 64 ragged   -   2246         1801     192
+    8 x 128, 576            340    691          647     746
+    8 x about 128, 576 ragged -    862          803    1345
+
+So runs of segments of one length are one batched product; ragged ones of few rows are one dense product
+with the factors of all segments, of which each row keeps its own; ragged ones of many rows are a loop
+(`grouped_mm` gains 7 % in this one case, loses in expand, and wants aligned ranks). The dense way rounds
+differently and multiplies other segments' factors by zero, so it needs finite factors: it is used
+where the plan does not ask for invariance.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opentinker_kernels.plan import RoutingPlan
+from opentinker_kernels.reference import sliced
+
+_DENSE_RANKS = 512
+"""Rank columns of all segments together up to which the dense way pays, and rows up to which it does."""
+_DENSE_ROWS = 128
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """Consecutive segments of one length: a batch of equal matrices."""
+
+    rows: slice
+    """In sorted order."""
+    n: int
+    length: int
+    segments: slice
+    slots: slice | Tensor
+    """Their slots: a slice where these are consecutive, which spares a copy of the factors."""
+
+    def batched(self, tensor_PD: Tensor) -> Tensor:
+        """Its rows of a tensor in sorted order, (n, length, D)."""
+        return tensor_PD[self.rows].unflatten(0, (self.n, self.length))
+
+
+def shrink(x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()) -> Tensor:
+    """See `reference.shrink`."""
+    rank = W_SRD.shape[1]
+    x_PD = _sorted(x_TD, plan).to(W_SRD.dtype)
+    if _is_dense(plan, rank):
+        return _dense_shrink(x_PD, W_SRD, plan, slices)
+    u_PR = x_PD.new_empty(plan.n_routed, max(1, len(slices)) * rank)
+    for run in _runs(plan):
+        x_nLD, W_nRD, u_nLR = run.batched(x_PD), W_SRD[run.slots], run.batched(u_PR)
+        for features, ranks in sliced(W_SRD.shape[2], rank, slices):
+            if slices:
+                u_nLR[:, :, ranks] = torch.bmm(x_nLD[:, :, features], W_nRD[:, :, features].transpose(1, 2))
+            else:
+                torch.bmm(x_nLD, W_nRD.transpose(1, 2), out=u_nLR)
+    return u_PR
+
+
+def expand_add(
+    y_TD: Tensor, u_PR: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()
+) -> None:
+    """See `reference.expand_add`."""
+    if not plan.segments:
+        return
+    y_PD = _sorted(y_TD, plan)
+    if y_PD.dtype != W_SRD.dtype:
+        y_PD = y_PD.to(W_SRD.dtype)
+    if _is_dense(plan, W_SRD.shape[1]):
+        _dense_expand_add(y_PD, u_PR, W_SRD, plan, slices)
+    else:
+        for run in _runs(plan):
+            y_nLD, u_nLR, W_nRD = run.batched(y_PD), run.batched(u_PR), W_SRD[run.slots]
+            for features, ranks in sliced(W_SRD.shape[2], W_SRD.shape[1], slices):
+                y_nLD[:, :, features].baddbmm_(u_nLR[:, :, ranks], W_nRD[:, :, features])
+    if plan.rows is not None:
+        y_TD[plan.rows] = y_PD.to(y_TD.dtype)
+    elif y_TD.dtype != W_SRD.dtype:
+        y_TD[: plan.n_routed] = y_PD.to(y_TD.dtype)
+
+
+def wgrad(u_PR: Tensor, x_TD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()) -> Tensor:
+    """See `reference.wgrad`; float64 for float64 factors."""
+    dtype = torch.promote_types(u_PR.dtype, torch.float32)
+    x_PD, u_PR = _sorted(x_TD, plan).to(dtype), u_PR.to(dtype)
+    rank = u_PR.shape[1] // max(1, len(slices))
+    g_GRD = x_PD.new_empty(len(plan.segments), rank, x_TD.shape[1])
+    for run in _runs(plan):
+        x_nLD, u_nLR, g_nRD = run.batched(x_PD), run.batched(u_PR), g_GRD[run.segments]
+        for features, ranks in sliced(x_TD.shape[1], rank, slices):
+            if slices:
+                g_nRD[:, :, features] = torch.bmm(u_nLR[:, :, ranks].transpose(1, 2), x_nLD[:, :, features])
+            else:
+                torch.bmm(u_nLR.transpose(1, 2), x_nLD, out=g_nRD)
+    return g_GRD
+
+
+def _sorted(x_TD: Tensor, plan: RoutingPlan) -> Tensor:
+    return x_TD[: plan.n_routed] if plan.rows is None else x_TD[plan.rows]
+
+
+def _runs(plan: RoutingPlan) -> list[_Run]:
+    return plan.cached("runs", lambda: _find_runs(plan))
+
+
+def _find_runs(plan: RoutingPlan) -> list[_Run]:
+    runs, first = [], 0
+    segments = plan.segments
+    for index in range(1, len(segments) + 1):
+        if index < len(segments) and segments[index].length == segments[first].length:
+            continue
+        members = segments[first:index]
+        rows = slice(members[0].start, members[-1].stop)
+        slots = _as_slice([segment.slot for segment in members])
+        runs.append(_Run(rows, len(members), members[0].length, slice(first, index), slots))
+        first = index
+    return runs
+
+
+def _as_slice(slots: list[int]) -> slice | Tensor:
+    if slots == list(range(slots[0], slots[0] + len(slots))):
+        return slice(slots[0], slots[0] + len(slots))
+    return torch.tensor(slots)
+
+
+def _is_dense(plan: RoutingPlan, rank: int) -> bool:
+    return (
+        not plan.invariant
+        and len(_runs(plan)) > 1
+        and plan.n_routed <= _DENSE_ROWS
+        and len(plan.segments) * rank <= _DENSE_RANKS
+    )
+
+
+def _owner(plan: RoutingPlan) -> tuple[Tensor, Tensor]:
+    """(position, segment) of each routed row."""
+    lengths = torch.tensor([segment.length for segment in plan.segments])
+    owners = torch.arange(len(lengths)).repeat_interleave(lengths)
+    return plan.cached("owner", lambda: (torch.arange(plan.n_routed), owners))
+
+
+def _dense_shrink(x_PD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...]) -> Tensor:
+    W_GRD = W_SRD[list(plan.slots)]
+    parts = []
+    for features, _ in sliced(W_SRD.shape[2], W_SRD.shape[1], slices):
+        all_PGR = torch.nn.functional.linear(x_PD[:, features], W_GRD[:, :, features].flatten(0, 1))
+        parts.append(all_PGR.unflatten(1, W_GRD.shape[:2])[_owner(plan)])
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _dense_expand_add(
+    y_PD: Tensor, u_PR: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...]
+) -> None:
+    W_GRD = W_SRD[list(plan.slots)]
+    for features, ranks in sliced(W_SRD.shape[2], W_SRD.shape[1], slices):
+        spread_PGR = u_PR.new_zeros(plan.n_routed, *W_GRD.shape[:2])
+        spread_PGR[_owner(plan)] = u_PR[:, ranks]
+        y_PD[:, features].addmm_(spread_PGR.flatten(1), W_GRD[:, :, features].flatten(0, 1))
