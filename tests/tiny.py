@@ -1,6 +1,7 @@
 """A trainer and a sampler around the tiny model, for tests that need no catalog."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,16 +11,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opentinker_core.config.schema import LoRAConfig
 from opentinker_core.lora.layer import install
+from opentinker_core.lora.pool import AdapterPool, Wanted
+from opentinker_core.lora.routing import Routing, Rows, routed
 from opentinker_core.models.decoder import Decoder
 from opentinker_core.models.loading import load_model, load_tokenizer
 from opentinker_core.models.source import resolve
 from opentinker_core.sampling.native import NativeSampler
 from opentinker_core.sampling.protocol import SampledSequence, SampleRequest, SamplingParams
+from opentinker_core.training.state import PolicyState
 from opentinker_core.training.trainer import Trainer
 from opentinker_core.trajectories.datums import to_datum
 from opentinker_core.trajectories.fsm import TrajectoryBuilder
 from opentinker_core.trajectories.types import Datum, EndReason
-from opentinker_kernels import expand_add  # noqa: F401 - asserts that the kernels package is importable
 
 LORA = LoRAConfig(rank=4, alpha=8.0, target_modules=("q_proj", "v_proj", "down_proj", "lm_head"))
 
@@ -30,6 +33,7 @@ class TinyEngine:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    pool: AdapterPool
     trainer: Trainer
     sampler: NativeSampler
     scratch: Path
@@ -40,20 +44,32 @@ class TinyEngine:
         torch.set_num_threads(1)
         source = resolve("tiny", home)
         model = load_model(source, "cpu", torch.float32)
-        layers = install(model)
+        pool = AdapterPool(install(model), "cpu", torch.float32)
         decoder = Decoder.of(model)
-        trainer = Trainer(decoder, layers, source.name)
+        trainer = Trainer(decoder, pool, source.name)
         tokenizer = load_tokenizer(source)
-        sampler = NativeSampler(decoder, tokenizer, lambda uri, _: Path(uri), trainer.read_adapter)
-        return cls(model, tokenizer, trainer, sampler, scratch)
+        sampler = NativeSampler(decoder, pool, tokenizer, lambda uri, _: Path(uri), trainer.read_adapter)
+        return cls(model, tokenizer, pool, trainer, sampler, scratch)
 
     def random_policy(self, policy: str, seed: int = 0, lora: LoRAConfig = LORA) -> None:
         """A policy whose adapter changes the model (a fresh one would not)."""
         self.trainer.create(policy, lora, seed)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for _, parameter in self.trainer._policies[policy].adapter.parameters():
+            for _, parameter in self.state(policy).adapter.parameters():
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+
+    def state(self, policy: str) -> PolicyState:
+        """The trainer's state of `policy`."""
+        return self.trainer._policies[policy]
+
+    @contextmanager
+    def applied(self, policy: str, rows: int) -> Iterator[None]:
+        """Run forward passes of `rows` tokens with the adapter of `policy`."""
+        state = self.state(policy)
+        wanted = {policy: Wanted(state.adapter, state.revision)}
+        with self.pool.lease(wanted) as slots, routed(Routing(self.pool, [Rows(rows, slots[policy])])):
+            yield
 
     def publish(self, policy: str) -> str:
         """Write a snapshot of `policy`, refresh the sampler with it, and return the version."""
@@ -69,17 +85,16 @@ class TinyEngine:
 
     def gradient(self, policy: str) -> torch.Tensor:
         """All accumulated gradients of `policy`, flat; they are cleared."""
-        state = self.trainer._policies[policy]
-        parts = [p.grad.flatten().clone() for _, p in state.adapter.parameters() if p.grad is not None]
-        state.optimizer.zero_grad()
-        return torch.cat(parts)
+        state = self.state(policy)
+        assert state.gradient is not None
+        gradient_P, state.gradient = state.gradient.row_P, None
+        return gradient_P
 
     def has_gradient(self, policy: str) -> bool:
-        return any(p.grad is not None for _, p in self.trainer._policies[policy].adapter.parameters())
+        return self.state(policy).gradient is not None
 
     def weights(self, policy: str) -> torch.Tensor:
-        state = self.trainer._policies[policy]
-        return torch.cat([p.detach().flatten() for _, p in state.adapter.parameters()])
+        return self.state(policy).adapter.row_P.clone()
 
 
 def requests(

@@ -1,9 +1,9 @@
-"""LoRA kernels over rank-major factors `A_RK` (shrink) and `Bt_RN` (expand).
+"""LoRA kernels over rank-major factors, for rows of many adapters at once.
 
-Axes: T rows (tokens), K input features, N output features, R rank. This package imports torch
-only; the reference below is what every faster implementation is compared with.
+Three operations serve forward and backward: `shrink`, `expand_add`, `wgrad` (see `reference`); a
+`RoutingPlan` says which rows use which adapter slot. This package imports torch, and triton on GPUs.
 """
 
-from opentinker_kernels.reference import expand_add, shrink
+from opentinker_kernels.plan import NO_SLOT, RoutingPlan, Segment
 
-__all__ = ["expand_add", "shrink"]
+__all__ = ["NO_SLOT", "RoutingPlan", "Segment"]

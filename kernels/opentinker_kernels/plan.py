@@ -77,7 +77,7 @@ class RoutingPlan:
 
     @classmethod
     def of(cls, slots_T: Sequence[int] | np.ndarray, device: torch.device | str = "cpu") -> "RoutingPlan":
-        """The plan for rows whose slots are `slots_T` (`NO_SLOT`: none); rows keep their order within a slot."""
+        """The plan for rows with the slots `slots_T` (`NO_SLOT`: none); rows keep their order in a slot."""
         slots = np.asarray(slots_T, np.int64).reshape(-1)
         order = np.argsort(slots, kind="stable")
         order = order[slots[order] >= 0]

@@ -15,7 +15,7 @@ from opentinker_kernels.plan import RoutingPlan, Segment
 
 
 def shrink(x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()) -> Tensor:
-    """Project routed rows to the rank space, `u = x W[slot]^T`: (P, R) in the dtype of W, slices side by side."""
+    """Project routed rows to the rank space, `u = x W[slot]^T`: (P, R), W's dtype, slices side by side."""
     rank = W_SRD.shape[1]
     u_PR = x_TD.new_empty(plan.n_routed, max(1, len(slices)) * rank, dtype=W_SRD.dtype)
     for segment in plan.segments:
@@ -28,7 +28,7 @@ def shrink(x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ..
 def expand_add(
     y_TD: Tensor, u_PR: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()
 ) -> None:
-    """Add `u W[slot]` to the routed rows of y, in place, rounded once; others stay as they are, bit for bit."""
+    """Add `u W[slot]` to the routed rows of y, in place, rounded once; other rows keep every bit."""
     rank = W_SRD.shape[1]
     for segment in plan.segments:
         y_LD, W_RD = rows_of(y_TD, plan, segment), W_SRD[segment.slot]

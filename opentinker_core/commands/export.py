@@ -82,6 +82,7 @@ def _write_merged(workspace: "Workspace", version: "PolicyVersion", target: Path
     import torch
 
     from opentinker_core.lora.layer import linear_shapes
+    from opentinker_core.lora.layout import ModelLayout
     from opentinker_core.lora.merge import merge
     from opentinker_core.lora.peft_format import read_peft
     from opentinker_core.models.loading import load_model, load_tokenizer, no_progress_bar
@@ -92,7 +93,7 @@ def _write_merged(workspace: "Workspace", version: "PolicyVersion", target: Path
     stored = json.loads((source.path / "config.json").read_text())
     wanted = dtype if dtype is not Dtype.AUTO else stored.get("dtype", stored.get("torch_dtype", "float32"))
     snapshot = workspace.snapshots.fetch(version.sampler.uri, version.sampler.digest)
-    merge(model, read_peft(snapshot, linear_shapes(model), model.device))
+    merge(model, read_peft(snapshot, ModelLayout.of(linear_shapes(model)), model.device))
     with no_progress_bar():
         model.to(getattr(torch, wanted)).save_pretrained(target)
     load_tokenizer(source).save_pretrained(target)

@@ -178,6 +178,8 @@ class RuntimeConfig(Frozen):
     """Run the common prompt of a group once in training; changes the speed, not the gradient."""
     pack: bool = False
     """Put several sequences in a row, with block-diagonal attention, instead of padding each."""
+    adapter_slots: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Adapters of one rank bucket that a batch may use at once; more policies than that take turns."""
 
 
 class RecordConfig(Frozen):

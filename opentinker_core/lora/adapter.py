@@ -1,34 +1,58 @@
-"""An adapter: the LoRA factors of one policy state, by the name of the linear layer they modify."""
+"""An adapter: the LoRA factors of one policy state, as views of one flat row."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from opentinker_core.config.schema import LoRAConfig
+from opentinker_core.lora.layout import AdapterLayout, ModelLayout, initial_bound
 from opentinker_core.seeds import derive_seed
 
 
 @dataclass(frozen=True, eq=False)
 class LoRAFactors:
-    """The two factors of one linear layer, float32: `delta = scaling * (x A^T) Bt`."""
+    """The two factors of one linear layer: `delta = scaling * (x A^T) Bt`."""
 
     A_RK: Tensor
     Bt_RN: Tensor
+    scaling: float
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """The factors of all targeted layers and the one scaling (`alpha / rank`) they share."""
+    """The factors of all targeted layers, in one float32 row (P,)."""
 
-    config: LoRAConfig
-    factors: dict[str, LoRAFactors]
+    layout: AdapterLayout
+    row_P: Tensor
+
+    @classmethod
+    def zeros(cls, layout: AdapterLayout, device: torch.device | str = "cpu") -> "Adapter":
+        """An adapter whose factors are all zero."""
+        return cls(layout, torch.zeros(layout.numel, device=device))
 
     @property
-    def scaling(self) -> float:
-        return self.config.alpha / self.config.rank
+    def config(self) -> LoRAConfig:
+        return self.layout.config
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return self.row_P.numel() * self.row_P.element_size()
+
+    @cached_property
+    def factors(self) -> dict[str, LoRAFactors]:
+        """The factors of each targeted layer by module name, as views: writing to them writes to the row."""
+        return {
+            name: LoRAFactors(
+                self.row_P[f.A_at : f.A_at + f.rank * f.inputs].view(f.rank, f.inputs),
+                self.row_P[f.Bt_at : f.Bt_at + f.rank * f.outputs].view(f.rank, f.outputs),
+                f.scaling,
+            )
+            for name, f in self.layout.factors.items()
+        }
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Every factor under a stable name, in a stable order."""
@@ -38,20 +62,20 @@ class Adapter:
 
 
 def fresh_adapter(
-    config: LoRAConfig, shapes: dict[str, tuple[int, int]], seed: int, device: torch.device
+    config: LoRAConfig, model: ModelLayout, seed: int, device: torch.device | str = "cpu"
 ) -> Adapter:
     """A new adapter that changes nothing yet: `A` Kaiming uniform as in PEFT, `Bt` zero.
 
     Args:
-        shapes: (K, N) of every targeted layer, by name.
         seed: each factor's draw derives from it and the layer's name, so that the set of targets
             does not change a layer's start.
+
+    Raises:
+        UsageError: a target matches no layer.
     """
-    factors = {}
-    for name, (inputs, outputs) in shapes.items():
+    adapter = Adapter.zeros(AdapterLayout.of(config, model), device)
+    for name, factors in adapter.factors.items():
         generator = torch.Generator().manual_seed(derive_seed(seed, "lora", name))
-        # kaiming_uniform_(a=sqrt(5)) has the bound sqrt(6 / ((1 + 5) * fan_in)) = 1 / sqrt(fan_in).
-        bound = 1.0 / math.sqrt(inputs)
-        A_RK = torch.empty(config.rank, inputs).uniform_(-bound, bound, generator=generator)
-        factors[name] = LoRAFactors(A_RK.to(device), torch.zeros(config.rank, outputs, device=device))
-    return Adapter(config, factors)
+        bound = initial_bound(factors.A_RK.shape[1])
+        factors.A_RK.copy_(torch.empty(factors.A_RK.shape).uniform_(-bound, bound, generator=generator))
+    return adapter

@@ -1,65 +1,166 @@
-"""LoRA layers over frozen linears; which adapter they apply travels in a context, per call."""
+"""LoRA layers over frozen linears, of any number of adapters at once.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+Axes: T rows, K input features, N output features, R rank, P routed rows, G segments.
+"""
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
-from opentinker_core.config.schema import LoRAConfig
-from opentinker_core.errors import OpenTinkerError, UsageError
-from opentinker_core.lora.adapter import Adapter
-from opentinker_kernels import expand_add, shrink
-
-_HEAD = "lm_head"
-
-
-class _Unset:
-    """Marks a forward pass for which nobody said which adapter applies."""
+from opentinker_core.errors import OpenTinkerError
+from opentinker_core.lora.layout import Group, ModelLayout
+from opentinker_core.lora.routing import Part, Routing, active_routing
+from opentinker_core.lora.rowwise import Rowwise
+from opentinker_kernels import ops
 
 
-_active: ContextVar[Adapter | type[_Unset] | None] = ContextVar("adapter", default=_Unset)
+class MultiLoRALinear(nn.Module):
+    """A frozen linear layer plus the updates of the adapters that are routed through it."""
 
-
-@contextmanager
-def applied(adapter: Adapter | None) -> Iterator[None]:
-    """Run forward passes with `adapter`, or with the base model alone where it is None."""
-    token = _active.set(adapter)
-    try:
-        yield
-    finally:
-        _active.reset(token)
-
-
-class LoRALinear(nn.Module):
-    """A frozen linear layer plus the update of the applied adapter, if that targets this layer."""
-
-    def __init__(self, base: nn.Linear, name: str) -> None:
+    def __init__(self, base: nn.Module, name: str) -> None:
         super().__init__()
         self.base = base
         self.name = name
+        self.shared: SharedInput
 
     @property
     def weight(self) -> Tensor:
         """The frozen weight; transformers reads it to tie the head to the embedding."""
-        return self.base.weight
+        return self.base.weight  # type: ignore[return-value]
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to `x` (..., K).
 
         Raises:
-            OpenTinkerError: outside of `applied(...)`: silently serving the base model instead of
-                a policy is the worst of faults.
+            OpenTinkerError: outside of `routed(...)`, or `x` has not as many rows as the routing.
         """
-        adapter = _active.get()
-        if adapter is _Unset:
-            raise OpenTinkerError(f"{self.name}: forward pass without `applied(adapter)`")
-        y = self.base(x)
-        factors = adapter.factors.get(self.name) if isinstance(adapter, Adapter) else None
-        if factors is None or not isinstance(adapter, Adapter):
-            return y
-        u_TR = shrink(x.reshape(-1, x.shape[-1]), factors.A_RK)
-        return expand_add(y.reshape(-1, y.shape[-1]), u_TR, factors.Bt_RN, adapter.scaling).view_as(y)
+        routing = active_routing(self.name)
+        parts = routing.parts(self.shared.group) if routing is not None else ()
+        if routing is None or not parts:
+            return self.shared.rowwise(self.base, x)
+        return self.shared.output(self.name, x, routing, parts)
+
+
+class SharedInput:
+    """The layers of a group: they read the same input, so it is projected once for all of them."""
+
+    def __init__(self, group: Group, layers: list[MultiLoRALinear], rowwise: Rowwise) -> None:
+        self.group = group
+        self.layers = layers
+        self.rowwise = rowwise
+        for layer in layers:
+            layer.shared = self
+
+    def output(self, name: str, x: Tensor, routing: Routing, parts: tuple[Part, ...]) -> Tensor:
+        """The output of one of the layers; the others' wait in the routing until their layers are called."""
+        rows = x.numel() // x.shape[-1]
+        if rows != routing.n_rows:
+            raise OpenTinkerError(f"{name}: {rows} rows, but the routing is for {routing.n_rows}")
+        waiting = routing.pending.get(self.group)
+        if waiting is None or waiting[0] is not x or name not in waiting[1]:
+            outputs = self._compute(x.reshape(rows, x.shape[-1]), parts)
+            shaped = [y_TN.view(*x.shape[:-1], y_TN.shape[-1]) for y_TN in outputs]
+            waiting = routing.pending[self.group] = (x, dict(zip(self.group.names, shaped, strict=True)))
+        y = waiting[1].pop(name)
+        if not waiting[1]:
+            del routing.pending[self.group]
+        return y
+
+    def _compute(self, x_TK: Tensor, parts: tuple[Part, ...]) -> list[Tensor]:
+        if torch.is_grad_enabled():
+            # Without it autograd would not come back to the first layers, whose input is constant.
+            anchor = torch.zeros((), device=x_TK.device, requires_grad=True)
+            if all(type(layer.base) is nn.Linear for layer in self.layers):
+                return list(_MultiLoRA.apply(x_TK, anchor, self, parts))
+            ys = [layer.base(x_TK) for layer in self.layers]
+            return list(_MultiLoRA.apply(x_TK, anchor, self, parts, *ys))
+        ys = [self.rowwise(layer.base, x_TK) for layer in self.layers]
+        for part in parts:
+            self.add_updates(ys, self.project(x_TK, part), part)
+        return ys
+
+    def project(self, x_TK: Tensor, part: Part) -> Tensor:
+        """The routed rows in the rank space of all layers, (P, layers * R)."""
+        return ops.shrink(x_TK[part.rows], part.bucket.stacked_A(self.group), part.plan)
+
+    def add_updates(self, ys: list[Tensor], u_PR: Tensor, part: Part) -> None:
+        """Add each layer's update to its output (T, N), in place."""
+        rank = part.bucket.rank
+        for m, ((name, outputs), y_TN) in enumerate(zip(self.group.members, ys, strict=True)):
+            if not part.bucket.targets(name):
+                continue
+            u = u_PR[:, m * rank : (m + 1) * rank]
+            ops.expand_add(y_TN[part.rows], u, part.bucket.scaled_Bt(name, outputs), part.plan)
+
+
+class _MultiLoRA(torch.autograd.Function):
+    """Forward and backward of a group: the frozen layers and the adapters' updates.
+
+    With y = x W^T + (x A^T) Bt:  dU = dY Bt^T,  dX = dY W + dU A,  dA = dU^T x,  dBt = U^T dY (Bt is scaled).
+    Gradients of factors go straight to the adapters' own rows, so no policy's gradient meets another's.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TK: Tensor, anchor: Tensor, shared: SharedInput, parts: tuple[Part, ...], *given: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`given`: outputs of the frozen layers, changed in place, where these are no plain linears."""
+        ys = list(given) or [shared.rowwise(layer.base, x_TK) for layer in shared.layers]
+        ctx.mark_dirty(*given)
+        us = [shared.project(x_TK, part) for part in parts]
+        for part, u_PR in zip(parts, us, strict=True):
+            shared.add_updates(ys, u_PR, part)
+        ctx.shared, ctx.parts, ctx.own_base = shared, parts, not given
+        ctx.save_for_backward(x_TK, *us)
+        return tuple(ys)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        shared: SharedInput = ctx.shared
+        x_TK, *us = ctx.saved_tensors
+        dys = [grad.contiguous() for grad in grads]
+        dx_TK = None
+        if ctx.needs_input_grad[0]:
+            dx_TK = _through_base(shared, dys) if ctx.own_base else torch.zeros_like(x_TK)
+        for part, u_PR in zip(ctx.parts, us, strict=True):
+            _backward_part(shared, part, x_TK, u_PR, dys, dx_TK)
+        return (dx_TK, None, None, None, *(() if ctx.own_base else grads))
+
+
+def _through_base(shared: SharedInput, dys: list[Tensor]) -> Tensor:
+    """dX of the frozen layers."""
+    dx_TK = None
+    for layer, dy_TN in zip(shared.layers, dys, strict=True):
+        dx_TK = shared.rowwise.back(layer.base, dy_TN, dx_TK)
+    assert dx_TK is not None
+    return dx_TK
+
+
+def _backward_part(
+    shared: SharedInput, part: Part, x_TK: Tensor, u_PR: Tensor, dys: list[Tensor], dx_TK: Tensor | None
+) -> None:
+    rank, plan, group = part.bucket.rank, part.plan, shared.group
+    du_PR = torch.empty_like(u_PR)
+    for m, ((name, outputs), dy_TN) in enumerate(zip(group.members, dys, strict=True)):
+        ranks = slice(m * rank, (m + 1) * rank)
+        if not part.bucket.targets(name):
+            du_PR[:, ranks] = 0
+            continue
+        du_PR[:, ranks] = ops.shrink(dy_TN[part.rows], part.bucket.scaled_Bt(name, outputs), plan)
+        dBt_GRN = ops.wgrad(u_PR[:, ranks], dy_TN[part.rows], plan)
+        for gradient, dBt_RN in zip(part.gradients, dBt_GRN, strict=True):
+            factors = gradient.factors.get(name) if gradient else None
+            if factors is not None:
+                factors.Bt_RN.add_(dBt_RN[: len(factors.Bt_RN)], alpha=factors.scaling)
+    if dx_TK is not None:
+        ops.expand_add(dx_TK[part.rows], du_PR, part.bucket.stacked_A(group), plan)
+    dA_GRK = ops.wgrad(du_PR, x_TK[part.rows], plan)
+    for gradient, dA_RK in zip(part.gradients, dA_GRK, strict=True):
+        for m, name in enumerate(group.names):
+            factors = gradient.factors.get(name) if gradient else None
+            if factors is not None:
+                factors.A_RK.add_(dA_RK[m * rank : m * rank + len(factors.A_RK)])
 
 
 def linear_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
@@ -71,40 +172,19 @@ def linear_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
     }
 
 
-def install(model: nn.Module) -> dict[str, LoRALinear]:
-    """Freeze `model` and wrap each of its linear layers; returns the layers by module name.
+def install(model: nn.Module) -> ModelLayout:
+    """Freeze `model` and wrap each of its linear layers.
 
     Wrapping all of them, once, lets adapters with different targets share the model.
     """
     model.requires_grad_(False)
-    layers = {}
-    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    for name, linear in linears:
-        parent_name, _, child = name.rpartition(".")
-        layers[name] = LoRALinear(linear, name)
-        setattr(model.get_submodule(parent_name), child, layers[name])
-    return layers
-
-
-def target_shapes(layers: dict[str, LoRALinear], config: LoRAConfig) -> dict[str, tuple[int, int]]:
-    """(K, N) of each layer that `config.target_modules` names.
-
-    Raises:
-        UsageError: a target matches no layer; training nothing must not pass silently.
-    """
-    if config.target_modules == "all-linear":
-        names = [name for name in layers if name.rpartition(".")[2] != _HEAD]
-    else:
-        names = [n for n in layers if any(_matches(n, target) for target in config.target_modules)]
-        for target in config.target_modules:
-            if not any(_matches(name, target) for name in layers):
-                known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
-                raise UsageError(
-                    f"policy.lora.target_modules: {target!r} matches no linear layer of the base model; "
-                    f"accepted: 'all-linear' or suffixes of module names ({known})"
-                )
-    return {n: (layers[n].base.in_features, layers[n].base.out_features) for n in sorted(names)}
-
-
-def _matches(name: str, target: str) -> bool:
-    return name == target or name.endswith(f".{target}")
+    layout = ModelLayout.of(linear_shapes(model))
+    rowwise = Rowwise.measured(model, layout)
+    for group in layout.groups:
+        layers = []
+        for name in group.names:
+            parent, _, child = name.rpartition(".")
+            layers.append(MultiLoRALinear(model.get_submodule(name), name))
+            setattr(model.get_submodule(parent), child, layers[-1])
+        SharedInput(group, layers, rowwise)
+    return layout

@@ -19,5 +19,5 @@ def merge(model: PreTrainedModel, adapter: Adapter) -> None:
         model.config.tie_word_embeddings = False
     for name, factors in adapter.factors.items():
         weight_NK = model.get_parameter(f"{name}.weight")
-        delta_NK = adapter.scaling * (factors.Bt_RN.T @ factors.A_RK)
+        delta_NK = factors.scaling * (factors.Bt_RN.T @ factors.A_RK)
         weight_NK.copy_((weight_NK.float() + delta_NK.to(weight_NK.device)).to(weight_NK.dtype))

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from opentinker_core.config.schema import LoRAConfig
 from opentinker_core.errors import OpenTinkerError
-from opentinker_core.lora.adapter import Adapter, LoRAFactors
+from opentinker_core.lora.adapter import Adapter
+from opentinker_core.lora.layout import AdapterLayout, ModelLayout
 
 _PREFIX = "base_model.model."
 _REFUSED = {
@@ -51,8 +52,8 @@ def write_peft(adapter: Adapter, directory: Path, base_model: str) -> None:
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def read_peft(directory: Path, shapes: dict[str, tuple[int, int]], device: torch.device) -> Adapter:
-    """Read an adapter for a model whose layers have the (K, N) `shapes`.
+def read_peft(directory: Path, model: ModelLayout, device: torch.device | str = "cpu") -> Adapter:
+    """Read an adapter for a model with the given layers.
 
     Raises:
         OpenTinkerError: a feature that is not supported, a layer that the model lacks or that has
@@ -62,19 +63,25 @@ def read_peft(directory: Path, shapes: dict[str, tuple[int, int]], device: torch
     _check_features(config, directory)
     tensors = load_file(directory / "adapter_model.safetensors")
     names = sorted({_layer_of(key, directory) for key in tensors})
-    factors = {}
+    shapes = model.shapes
+    found = {}
     for name in names:
         A_RK, B_NR = (tensors.get(f"{_PREFIX}{name}.lora_{which}.weight") for which in "AB")
         if name not in shapes or A_RK is None or B_NR is None:
             raise OpenTinkerError(f"{directory}: layer {name!r} is not in the base model, or lacks a factor")
-        found = (tuple(A_RK.shape), tuple(B_NR.shape))
+        given = (tuple(A_RK.shape), tuple(B_NR.shape))
         inputs, outputs = shapes[name]
         expected = ((config["r"], inputs), (outputs, config["r"]))
-        if found != expected:
-            raise OpenTinkerError(f"{directory}: layer {name!r} has factors {found}; accepted: {expected}")
-        factors[name] = LoRAFactors(A_RK.float().to(device), B_NR.float().T.contiguous().to(device))
+        if given != expected:
+            raise OpenTinkerError(f"{directory}: layer {name!r} has factors {given}; accepted: {expected}")
+        found[name] = (A_RK, B_NR.T)
     lora = LoRAConfig(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(names))
-    return Adapter(lora, factors)
+    adapter = Adapter.zeros(AdapterLayout.of(lora, model), device)
+    for name, factors in adapter.factors.items():
+        A_RK, Bt_RN = found[name]
+        factors.A_RK.copy_(A_RK)
+        factors.Bt_RN.copy_(Bt_RN)
+    return adapter
 
 
 def _layer_of(key: str, directory: Path) -> str:

@@ -3,6 +3,7 @@
 Axes: B rows, T columns, D hidden features, V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from opentinker_core.errors import UsageError
+from opentinker_core.models.attention import FlatRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,21 @@ class Decoder:
     def hidden(self, **inputs: Any) -> Tensor:
         """Last hidden states (B, T, D) of the trunk, called as transformers wants it."""
         return self.trunk(**inputs).last_hidden_state
+
+    def hidden_of_flat_rows(
+        self, tokens_T: Tensor, positions_T: Tensor, flat_rows: Sequence[FlatRows]
+    ) -> Tensor:
+        """Last hidden states (T, D) of rows that lie end to end, each at the positions given."""
+        # A mask of four dimensions is passed through as it is; `attend` goes by `flat_rows` instead.
+        unused = torch.empty(1, 1, 0, 0, device=tokens_T.device)
+        hidden_1TD = self.hidden(
+            input_ids=tokens_T[None],
+            position_ids=positions_T[None],
+            attention_mask=unused,
+            flat_rows=flat_rows,
+            use_cache=False,
+        )
+        return hidden_1TD[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of hidden states (..., D)."""

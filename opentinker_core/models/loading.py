@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from opentinker_core.errors import OpenTinkerError
+from opentinker_core.models.attention import ATTENTION
 from opentinker_core.models.source import ModelSource
 
 
@@ -23,7 +24,7 @@ def load_model(source: ModelSource, device: str, dtype: torch.dtype) -> PreTrain
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
             dtype=dtype,
-            attn_implementation="sdpa",
+            attn_implementation=ATTENTION,
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,

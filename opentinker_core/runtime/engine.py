@@ -7,7 +7,9 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from opentinker_core.config.schema import LoRAConfig, RuntimeConfig
-from opentinker_core.lora.layer import install, target_shapes
+from opentinker_core.lora.layer import install
+from opentinker_core.lora.layout import target_names
+from opentinker_core.lora.pool import AdapterPool
 from opentinker_core.models.decoder import Decoder
 from opentinker_core.models.loading import load_model, load_tokenizer
 from opentinker_core.models.placement import placement
@@ -46,11 +48,12 @@ def open_engine(
     source = resolve(base_model, home)
     model = load_model(source, place.device, place.dtype)
     tokenizer = load_tokenizer(source)
-    layers = install(model)
+    linears = install(model)
     decoder = Decoder.of(model)
+    pool = AdapterPool(linears, place.device, place.dtype, config.adapter_slots)
     layout = LayoutSettings(config.micro_batch_tokens, config.share_prefix, config.pack)
-    trainer = Trainer(decoder, layers, source.name, layout)
-    sampler = NativeSampler(decoder, tokenizer, fetch, trainer.read_adapter)
+    trainer = Trainer(decoder, pool, source.name, layout)
+    sampler = NativeSampler(decoder, pool, tokenizer, fetch, trainer.read_adapter)
     return Engine(
         source=source,
         tokenizer=tokenizer,
@@ -58,5 +61,5 @@ def open_engine(
         sampler=sampler,
         max_context=decoder.max_context,
         dtype=str(place.dtype).removeprefix("torch."),
-        check_targets=lambda lora: target_shapes(layers, lora),
+        check_targets=lambda lora: target_names(lora, linears),
     )

@@ -17,7 +17,8 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.lora.adapter import Adapter
-from opentinker_core.lora.layer import applied
+from opentinker_core.lora.pool import AdapterPool, Slot, Wanted
+from opentinker_core.lora.routing import Routing, Rows, routed
 from opentinker_core.models.decoder import Decoder
 from opentinker_core.sampling.distribution import log_distribution
 from opentinker_core.sampling.protocol import BASE, SampledSequence, SampleRequest, SamplingParams
@@ -33,6 +34,7 @@ class NativeSampler:
     def __init__(
         self,
         decoder: Decoder,
+        pool: AdapterPool,
         tokenizer: PreTrainedTokenizerBase,
         fetch: FetchSnapshot,
         read_adapter: ReadAdapter,
@@ -42,6 +44,7 @@ class NativeSampler:
     ) -> None:
         """`fetch(uri, digest)` gives the verified directory of a snapshot, `read_adapter` loads it."""
         self._decoder = decoder
+        self._pool = pool
         self._tokenizer = tokenizer
         self._fetch = fetch
         self._read_adapter = read_adapter
@@ -64,22 +67,25 @@ class NativeSampler:
             self._digests = {v: d for v, d in self._digests.items() if d != dropped}
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[SampledSequence]]:
-        """See `Sampler.sample`. Requests of one version and one shape of sampling share a batch."""
+        """See `Sampler.sample`. Requests of all versions and all shapes of sampling share a batch."""
         for request in requests:
             self._check(request)
-        groups: dict[tuple[str, SamplingParams], list[int]] = {}
-        for index, request in enumerate(requests):
-            groups.setdefault((request.version, request.params), []).append(index)
         results: list[list[SampledSequence]] = [[] for _ in requests]
-        for (version, params), members in groups.items():
-            for part in self._parts(members, requests):
-                with applied(self._adapter(version)), torch.inference_mode():
-                    for index, sequences in zip(part, self._generate(part, requests, params), strict=True):
-                        results[index] = sequences
+        for part in self._parts(requests):
+            versions = {requests[index].version for index in part} - {BASE}
+            wanted = {("version", self._digests[v]): Wanted(self._adapter(v)) for v in sorted(versions)}
+            with self._pool.lease(wanted) as slots, torch.inference_mode():
+                slot_of = {v: slots["version", self._digests[v]] for v in versions}
+                order = sorted(part, key=lambda index: _place(slot_of.get(requests[index].version)))
+                chosen = [requests[index] for index in order]
+                batch = _Batch(self._decoder, self._pool, chosen, [slot_of.get(r.version) for r in chosen])
+                for index, sequences in zip(order, batch.generate(self._tokenizer), strict=True):
+                    results[index] = sequences
         return results
 
     def _check(self, request: SampleRequest) -> None:
-        self._adapter(request.version)
+        if request.version != BASE:
+            self._adapter(request.version)
         if not request.prompt_tokens:
             raise UsageError("prompt_tokens: empty; accepted: at least one token")
         room = self._max_context - len(request.prompt_tokens)
@@ -94,44 +100,112 @@ class NativeSampler:
                 f"tokens; accepted: at most {room}, so that both fit the context of {self._max_context}"
             )
 
-    def _adapter(self, version: str) -> Adapter | None:
-        if version == BASE:
-            return None
+    def _adapter(self, version: str) -> Adapter:
         if version not in self._digests:
             known = ", ".join([BASE, *self._digests])
             raise UsageError(f"version: {version!r} is not served; accepted: {known}")
         return self._adapters[self._digests[version]]
 
-    def _parts(self, members: Sequence[int], requests: Sequence[SampleRequest]) -> list[list[int]]:
-        """Split the requests of a group so that a batch has at most `max_batch` sequences, if it can."""
+    def _parts(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
+        """Split requests: at most `max_batch` sequences a part, if it can, and as many versions as slots."""
         parts: list[list[int]] = []
-        size = self._max_batch
-        for index in members:
-            if size + len(requests[index].seeds) > self._max_batch:
+        size, versions = self._max_batch, set[str]()
+        for index in sorted(range(len(requests)), key=lambda i: requests[i].version):
+            request = requests[index]
+            wider = versions | {request.version}
+            if size + len(request.seeds) > self._max_batch or len(wider) > self._pool.max_slots:
                 parts.append([])
-                size = 0
+                size, wider = 0, {request.version}
             parts[-1].append(index)
-            size += len(requests[index].seeds)
+            size, versions = size + len(request.seeds), wider
         return parts
 
-    def _generate(
-        self, part: Sequence[int], requests: Sequence[SampleRequest], params: SamplingParams
-    ) -> list[list[SampledSequence]]:
-        chosen = [requests[index] for index in part]
-        prompt_of_B = np.repeat(np.arange(len(chosen)), [len(request.seeds) for request in chosen])
-        seeds = [seed for request in chosen for seed in request.seeds]
-        batch = _Decoding.start(self._decoder, [request.prompt_tokens for request in chosen], prompt_of_B)
-        drawn = _Draws(params, seeds, self._tokenizer)
+
+def _place(slot: Slot | None) -> tuple[int, int]:
+    return (slot.rank, slot.index) if slot else (0, 0)
+
+
+class _Batch:
+    """Requests that are decoded together; those of one slot are adjacent."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: AdapterPool,
+        requests: Sequence[SampleRequest],
+        slots: Sequence[Slot | None],
+    ) -> None:
+        self._decoder, self._pool, self._requests, self._slots = decoder, pool, requests, slots
+        self._prompt_of_B = [p for p, request in enumerate(requests) for _ in request.seeds]
+
+    def generate(self, tokenizer: PreTrainedTokenizerBase) -> list[list[SampledSequence]]:
+        """The completions of each request, in the order of its seeds."""
+        draws = _MixedDraws(self._requests, self._prompt_of_B, tokenizer)
+        routing = self._routing(self._slots, max(len(request.prompt_tokens) for request in self._requests))
+        decoding = _Decoding.start(
+            self._decoder,
+            [request.prompt_tokens for request in self._requests],
+            np.array(self._prompt_of_B),
+            routing,
+            self._routing(self._slots),
+        )
+        routing = self._routing([self._slots[p] for p in self._prompt_of_B])
         while True:
-            tokens_B = drawn.step(batch.logits_BV, batch.rows)
-            active = drawn.active(batch.rows)
-            if not active.any():
+            tokens_B = draws.step(decoding.logits_BV, decoding.rows)
+            active_B = draws.active(decoding.rows)
+            if not active_B.any():
                 break
-            batch.advance(tokens_B, active)
-        results: list[list[SampledSequence]] = [[] for _ in chosen]
-        for b, prompt in enumerate(prompt_of_B):
-            results[prompt].append(drawn.sequence(b, chosen[prompt].version))
+            if not active_B.all():
+                routing = self._routing([self._slots[self._prompt_of_B[b]] for b in decoding.rows[active_B]])
+            decoding.advance(tokens_B, active_B, routing)
+        results: list[list[SampledSequence]] = [[] for _ in self._requests]
+        for b, prompt in enumerate(self._prompt_of_B):
+            results[prompt].append(draws.sequence(b, self._requests[prompt].version))
         return results
+
+    def _routing(self, slots: Sequence[Slot | None], times: int = 1) -> Routing | None:
+        if all(slot is None for slot in slots):
+            return None
+        return Routing(self._pool, [Rows(times, slot) for slot in slots], invariant=False)
+
+
+class _MixedDraws:
+    """Draws for a batch whose requests may want different sampling parameters."""
+
+    def __init__(
+        self,
+        requests: Sequence[SampleRequest],
+        prompt_of_B: Sequence[int],
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        seeds = [seed for request in requests for seed in request.seeds]
+        members: dict[SamplingParams, list[int]] = {}
+        for b, prompt in enumerate(prompt_of_B):
+            members.setdefault(requests[prompt].params, []).append(b)
+        self._draws = [_Draws(params, [seeds[b] for b in own], tokenizer) for params, own in members.items()]
+        self._group_of_B, self._at_B = np.zeros(len(seeds), int), np.zeros(len(seeds), int)
+        for group, own in enumerate(members.values()):
+            self._group_of_B[own], self._at_B[own] = group, np.arange(len(own))
+
+    def step(self, logits_BV: Tensor, rows: np.ndarray) -> np.ndarray:
+        """Draw the next token of each of `rows`; returns them in that order."""
+        if len(self._draws) == 1:
+            return self._draws[0].step(logits_BV, rows)
+        tokens_B = np.zeros(len(rows), np.int64)
+        for group, draws in enumerate(self._draws):
+            own = np.flatnonzero(self._group_of_B[rows] == group)
+            if len(own):
+                at = torch.as_tensor(own, device=logits_BV.device)
+                tokens_B[own] = draws.step(logits_BV[at], self._at_B[rows[own]])
+        return tokens_B
+
+    def active(self, rows: np.ndarray) -> np.ndarray:
+        """Bool: which of `rows` go on."""
+        return np.array([self._draws[self._group_of_B[b]].is_active(self._at_B[b]) for b in rows])
+
+    def sequence(self, row: int, version: str) -> SampledSequence:
+        """What was drawn for a row."""
+        return self._draws[self._group_of_B[row]].sequence(self._at_B[row], version)
 
 
 class _Draws:
@@ -190,9 +264,9 @@ class _Draws:
                 return StopReason.STOP
         return StopReason.LENGTH if len(tokens) == self._params.max_tokens else None
 
-    def active(self, rows: np.ndarray) -> np.ndarray:
-        """Bool: which of `rows` go on."""
-        return np.array([self._stopped[row] is None for row in rows])
+    def is_active(self, row: int) -> bool:
+        """Whether the row goes on."""
+        return self._stopped[row] is None
 
     def sequence(self, row: int, version: str) -> SampledSequence:
         reason = self._stopped[row]
@@ -215,7 +289,12 @@ class _Decoding:
 
     @classmethod
     def start(
-        cls, decoder: Decoder, prompts: Sequence[tuple[int, ...]], prompt_of_B: np.ndarray
+        cls,
+        decoder: Decoder,
+        prompts: Sequence[tuple[int, ...]],
+        prompt_of_B: np.ndarray,
+        routing: Routing | None,
+        head_routing: Routing | None,
     ) -> "_Decoding":
         """Prefill each prompt once and fan its cache out to its sequences."""
         device = decoder.device
@@ -226,14 +305,16 @@ class _Decoding:
             tokens_PT[p, : len(prompt)] = torch.tensor(prompt)
         cache = DynamicCache(config=decoder.config)
         # Prompts are padded on the right: causal attention already hides the padding.
-        hidden_PTD = decoder.hidden(input_ids=tokens_PT.to(device), cache=cache, use_cache=True)
-        logits_PV = decoder.logits(hidden_PTD[torch.arange(len(prompts), device=device), lengths - 1])
+        with routed(routing):
+            hidden_PTD = decoder.hidden(input_ids=tokens_PT.to(device), cache=cache, use_cache=True)
+        with routed(head_routing):
+            logits_PV = decoder.logits(hidden_PTD[torch.arange(len(prompts), device=device), lengths - 1])
         index_B = torch.as_tensor(prompt_of_B, device=device)
         cache.batch_select_indices(index_B)
         seen_PT = (torch.arange(width, device=device) < lengths[:, None]).long()
         return cls(decoder, cache, seen_PT[index_B], np.arange(len(prompt_of_B)), logits_PV[index_B])
 
-    def advance(self, tokens_B: np.ndarray, active_B: np.ndarray) -> None:
+    def advance(self, tokens_B: np.ndarray, active_B: np.ndarray, routing: Routing | None) -> None:
         """Drop finished rows, append each live row's token and compute the next logits."""
         device = self.seen_BT.device
         tokens = torch.as_tensor(tokens_B, device=device)
@@ -243,11 +324,12 @@ class _Decoding:
             self.seen_BT, tokens, self.rows = self.seen_BT[keep], tokens[keep], self.rows[active_B]
         position_B = self.seen_BT.sum(1)
         self.seen_BT = torch.cat([self.seen_BT, torch.ones_like(self.seen_BT[:, :1])], dim=1)
-        hidden_BTD = self.decoder.hidden(
-            input_ids=tokens[:, None],
-            attention_mask=None if bool(self.seen_BT.all()) else self.seen_BT,
-            position_ids=position_B[:, None],
-            cache=self.cache,
-            use_cache=True,
-        )
-        self.logits_BV = self.decoder.logits(hidden_BTD[:, -1])
+        with routed(routing):
+            hidden_BTD = self.decoder.hidden(
+                input_ids=tokens[:, None],
+                attention_mask=None if bool(self.seen_BT.all()) else self.seen_BT,
+                position_ids=position_B[:, None],
+                cache=self.cache,
+                use_cache=True,
+            )
+            self.logits_BV = self.decoder.logits(hidden_BTD[:, -1])

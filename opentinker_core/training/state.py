@@ -1,92 +1,152 @@
-"""The mutable state of a policy: adapter, AdamW moments, step and seed; and its checkpoint format.
+"""The mutable state of a policy: flat rows of weights, gradient and AdamW moments; and its checkpoint format.
 
 A checkpoint is a directory of safetensors and JSON: the adapter as a PEFT directory beside
 `optimizer.safetensors` (moments by factor name) and `state.json` (step, seed, format). Every
 random draw of a run derives from the seed and the step, so these two are its RNG state.
+
+Axes: P all weights of the adapter.
 """
 
+import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.optim.adamw import adamw
 
 from opentinker_core.config.schema import LoRAConfig, OptimizerConfig
 from opentinker_core.errors import OpenTinkerError
 from opentinker_core.lora.adapter import Adapter, fresh_adapter
+from opentinker_core.lora.layout import ModelLayout
 from opentinker_core.lora.peft_format import read_peft, write_peft
 
-_FORMAT = 1
+_FORMAT = 2
+_revisions = itertools.count()
+
+
+@dataclass(eq=False)
+class Moments:
+    """AdamW's running means of the gradient and of its square, float32 (P,), and their number of updates."""
+
+    exp_avg_P: Tensor
+    exp_avg_sq_P: Tensor
+    updates: Tensor
+    """float32 scalar on the CPU, as AdamW wants it."""
+
+    @classmethod
+    def zeros(cls, like_P: Tensor) -> "Moments":
+        return cls(torch.zeros_like(like_P), torch.zeros_like(like_P), torch.tensor(0.0))
 
 
 @dataclass(eq=False)
 class PolicyState:
-    """Adapter weights (float32 leaves), optimizer moments, number of optimizer steps, seed."""
+    """Everything of a policy that training changes; nothing is shared with another policy's."""
 
     adapter: Adapter
-    optimizer: torch.optim.AdamW
     step: int
+    """Optimizer steps taken."""
     seed: int
+    moments: Moments | None = None
+    """None: no step was taken yet."""
+    gradient: Adapter | None = None
+    """Accumulated since the last step, laid out like the adapter."""
+    revision: int = field(default_factory=lambda: next(_revisions))
+    """Changes whenever the weights do; unique in this process."""
 
     @classmethod
-    def fresh(
-        cls, lora: LoRAConfig, shapes: dict[str, tuple[int, int]], seed: int, device: torch.device
-    ) -> "PolicyState":
-        """The state of a policy that equals the base model."""
-        return cls.of(fresh_adapter(lora, shapes, seed, device), 0, seed)
+    def fresh(cls, lora: LoRAConfig, model: ModelLayout, seed: int, device: torch.device) -> "PolicyState":
+        """The state of a policy that equals the base model.
 
-    @classmethod
-    def of(cls, adapter: Adapter, step: int, seed: int) -> "PolicyState":
-        """A state around `adapter`, with an optimizer that has no history."""
-        parameters = [parameter.requires_grad_() for _, parameter in adapter.parameters()]
-        return cls(adapter, torch.optim.AdamW(parameters, fused=True), step, seed)
+        Raises:
+            UsageError: a LoRA target matches no layer.
+        """
+        return cls(fresh_adapter(lora, model, seed, device), 0, seed)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its rows."""
+        rows = 1 + (self.gradient is not None) + 2 * (self.moments is not None)
+        return rows * self.adapter.nbytes
+
+    def accumulate(self, gradient: Adapter) -> None:
+        """Add a gradient, which becomes the state's own."""
+        if self.gradient is None:
+            self.gradient = gradient
+        else:
+            self.gradient.row_P.add_(gradient.row_P)
+
+    @torch.no_grad()
     def apply_gradients(self, config: OptimizerConfig) -> float:
-        """Clip the accumulated gradients, take one AdamW step with `config`, clear them.
+        """Clip the accumulated gradient, take one AdamW step with `config`, clear it.
 
         Returns:
             The gradient norm before clipping.
 
         Raises:
-            OpenTinkerError: gradients, or the weights after the step, are not finite. The state is
+            OpenTinkerError: the gradient, or the weights after the step, are not finite. The state is
                 spoilt then and must be loaded again; nothing of it may be published.
         """
-        parameters = [parameter for _, parameter in self.adapter.parameters()]
-        limit = config.grad_clip_norm or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        gradient_P = self._gradient()
+        norm = torch.linalg.vector_norm(gradient_P)
         if not bool(norm.isfinite()):
             raise OpenTinkerError(f"training diverged: the gradient norm is {float(norm)}")
-        self.optimizer.param_groups[0].update(
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-        )
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if not bool(torch.nn.utils.get_total_norm(parameters).isfinite()):
+        if config.grad_clip_norm and norm > config.grad_clip_norm:
+            gradient_P.mul_(config.grad_clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
+        self._adamw(gradient_P, config)
+        self.gradient = None
+        self.revision = next(_revisions)
+        self.step += 1
+        if not bool(torch.linalg.vector_norm(self.adapter.row_P).isfinite()):
             raise OpenTinkerError(
                 f"training diverged: weights are not finite after a step with learning rate "
                 f"{config.learning_rate}"
             )
-        self.step += 1
         return float(norm)
 
+    def _gradient(self) -> Tensor:
+        if self.gradient is None:
+            return torch.zeros_like(self.adapter.row_P)
+        return self.gradient.row_P
+
+    def _adamw(self, gradient_P: Tensor, config: OptimizerConfig) -> None:
+        weights_P = self.adapter.row_P
+        moments = self.moments = self.moments or Moments.zeros(weights_P)
+        adamw(
+            [weights_P],
+            [gradient_P],
+            [moments.exp_avg_P],
+            [moments.exp_avg_sq_P],
+            [],
+            [moments.updates],
+            fused=True,
+            amsgrad=False,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            eps=config.eps,
+            maximize=False,
+        )
+
     def save(self, directory: Path, base_model: str) -> None:
-        """Write the checkpoint below `directory`."""
+        """Write the checkpoint below `directory`; a gradient that waits for its step is not part of it."""
         write_peft(self.adapter, directory, base_model)
-        moments = {}
-        for name, parameter in self.adapter.parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                moments[f"{name}.{key}"] = value.detach().cpu().contiguous()
-        save_file(moments, directory / "optimizer.safetensors")
+        tensors = {}
+        if self.moments is not None:
+            for key, row_P in self._rows(self.moments).items():
+                for name, at, shape in self.adapter.layout.views():
+                    tensors[f"{name}.{key}"] = row_P[at : at + shape[0] * shape[1]].view(shape).cpu()
+            tensors["updates"] = self.moments.updates
+        save_file(tensors, directory / "optimizer.safetensors")
         state = {"format": _FORMAT, "step": self.step, "seed": self.seed, "optimizer": "adamw"}
         (directory / "state.json").write_text(json.dumps(state, sort_keys=True) + "\n")
 
     @classmethod
-    def load(cls, directory: Path, shapes: dict[str, tuple[int, int]], device: torch.device) -> "PolicyState":
-        """Read a checkpoint for a model whose layers have the (K, N) `shapes`.
+    def load(cls, directory: Path, model: ModelLayout, device: torch.device) -> "PolicyState":
+        """Read a checkpoint for a model with the given layers.
 
         Raises:
             OpenTinkerError: the checkpoint is of another format or another model.
@@ -96,12 +156,16 @@ class PolicyState:
             raise OpenTinkerError(
                 f"{directory}: checkpoint format {state.get('format')!r}; accepted: {_FORMAT}"
             )
-        policy = cls.of(read_peft(directory, shapes, device), state["step"], state["seed"])
-        moments = load_file(directory / "optimizer.safetensors")
-        for name, parameter in policy.adapter.parameters():
-            # The step count stays on the CPU, as AdamW itself keeps it unless it is captured in a graph.
-            found = {key: moments.get(f"{name}.{key}") for key in ("step", "exp_avg", "exp_avg_sq")}
-            loaded = {key: value for key, value in found.items() if value is not None}
-            if loaded:
-                policy.optimizer.state[parameter] = {key: value.to(device) for key, value in loaded.items()}
+        policy = cls(read_peft(directory, model, device), state["step"], state["seed"])
+        tensors = load_file(directory / "optimizer.safetensors")
+        if "updates" in tensors:
+            moments = policy.moments = Moments.zeros(policy.adapter.row_P)
+            moments.updates = tensors["updates"]
+            for key, row_P in cls._rows(moments).items():
+                for name, at, shape in policy.adapter.layout.views():
+                    row_P[at : at + shape[0] * shape[1]].view(shape).copy_(tensors[f"{name}.{key}"])
         return policy
+
+    @staticmethod
+    def _rows(moments: Moments) -> dict[str, Tensor]:
+        return {"exp_avg": moments.exp_avg_P, "exp_avg_sq": moments.exp_avg_sq_P}

@@ -1,33 +1,50 @@
 """The trainer's primitives, each naming a policy: forward, forward_backward, optim_step, state in and out.
 
-Axes: M weighted positions, N positions of a datum, V vocabulary.
+Batches of many policies, with different ranks, targets and objectives, go through the base model
+together; what a policy gets from it is what it would get alone.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from opentinker_core.config.schema import LoRAConfig, OptimizerConfig
-from opentinker_core.errors import UsageError
+from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.lora.adapter import Adapter
-from opentinker_core.lora.layer import LoRALinear, applied, target_shapes
 from opentinker_core.lora.peft_format import read_peft, write_peft
+from opentinker_core.lora.pool import AdapterPool, Wanted
 from opentinker_core.models.decoder import Decoder
-from opentinker_core.objectives.types import Objective, SignalBatch, combine_metrics, finalize_metrics
-from opentinker_core.sampling.distribution import log_distribution
+from opentinker_core.objectives.types import (
+    Metrics,
+    Objective,
+    SignalBatch,
+    combine_metrics,
+    finalize_metrics,
+)
+from opentinker_core.training.passes import FusedPass, Share, cut, widened
 from opentinker_core.training.state import PolicyState
+from opentinker_core.trajectories.errors import TrajectoryError
 from opentinker_core.trajectories.packing import MicroBatch, micro_batches
 from opentinker_core.trajectories.types import Datum
 
-_HEAD_CHUNK = 1024
-"""Positions whose logits exist at once while gradients are recorded."""
+
+@dataclass(frozen=True, eq=False)
+class PolicyBatch:
+    """What one `forward_backward` of one policy asks for."""
+
+    policy: str
+    datums: Sequence[Datum]
+    objective: Objective
+    scales: Sequence[np.ndarray]
+    """Of each datum, float (N,): the factor of each token's loss, from a normalizer over the global
+    batch (`objectives.normalizers.token_scales`)."""
+    with_reference: bool = False
+    """Give the objective the base model's logprobs too."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +67,48 @@ class LayoutSettings:
     pack: bool = False
 
 
+class _Running:
+    """A batch that is being worked on."""
+
+    def __init__(self, batch: PolicyBatch, state: PolicyState, micro: list[MicroBatch]) -> None:
+        self.batch, self.state, self.micro = batch, state, micro
+        self.gradient = Adapter.zeros(state.adapter.layout, state.adapter.row_P.device)
+        self.logprobs = _blank(batch.datums)
+        self.reference: list[np.ndarray] | None = None
+        self._loss = 0.0
+        self._metrics: list[Metrics] = []
+
+    def loss_of(self, micro: MicroBatch, logprobs_M: Tensor) -> Tensor:
+        """The loss of one micro-batch; what is reported of it is kept."""
+        batch = self.batch
+        _scatter(logprobs_M.detach(), micro, self.logprobs)
+        signal = SignalBatch.of(micro, batch.datums, batch.scales, self.reference, device=logprobs_M.device)
+        loss, metrics = batch.objective(logprobs_M, signal)
+        self._loss += loss.item()
+        self._metrics.append({name: value.detach() for name, value in metrics.items()})
+        return loss
+
+    def finish(self) -> ForwardBackward:
+        """Give the gradient to the policy."""
+        self.state.accumulate(self.gradient)
+        return ForwardBackward(self._loss, finalize_metrics(combine_metrics(self._metrics)), self.logprobs)
+
+
 class Trainer:
-    """Trains policies over one frozen base model whose linears are `LoRALinear` layers."""
+    """Trains policies over one frozen base model whose linears are `MultiLoRALinear` layers."""
 
     def __init__(
         self,
         decoder: Decoder,
-        layers: dict[str, LoRALinear],
+        pool: AdapterPool,
         base_model: str,
         layout: LayoutSettings = LayoutSettings(),
     ) -> None:
         self._decoder = decoder
-        self._layers = layers
+        self._pool = pool
         self._base_model = base_model
         self.layout = layout
         self._device = decoder.device
-        self._shapes = {n: (x.base.in_features, x.base.out_features) for n, x in layers.items()}
         self._policies: dict[str, PolicyState] = {}
 
     def create(self, policy: str, lora: LoRAConfig, seed: int) -> None:
@@ -74,13 +117,11 @@ class Trainer:
         Raises:
             UsageError: a LoRA target matches no layer.
         """
-        self._policies[policy] = PolicyState.fresh(
-            lora, target_shapes(self._layers, lora), seed, self._device
-        )
+        self._policies[policy] = PolicyState.fresh(lora, self._pool.model, seed, self._device)
 
     def load_checkpoint(self, policy: str, directory: Path) -> None:
         """Give `policy` the state of a checkpoint directory, replacing any it had."""
-        self._policies[policy] = PolicyState.load(directory, self._shapes, self._device)
+        self._policies[policy] = PolicyState.load(directory, self._pool.model, self._device)
 
     def save_checkpoint(self, policy: str, directory: Path) -> None:
         """Write weights, optimizer state, seed and step of `policy` below `directory`."""
@@ -92,7 +133,7 @@ class Trainer:
 
     def read_adapter(self, directory: Path) -> Adapter:
         """Load a sampler snapshot for this model, outside of any policy's state."""
-        return read_peft(directory, self._shapes, self._device)
+        return read_peft(directory, self._pool.model, self._device)
 
     def step_of(self, policy: str) -> int:
         """Optimizer steps that the resident state of `policy` has taken."""
@@ -104,11 +145,19 @@ class Trainer:
         Raises:
             UsageError: `policy` has no resident state, or the datums differ in temperature, top_p or top_k.
         """
-        adapter = None if policy is None else self._state(policy).adapter
-        logprobs = [np.zeros(len(datum.mask_N), np.float32) for datum in datums]
-        with torch.no_grad(), applied(adapter):
-            for batch in self._micro_batches(datums):
-                _scatter(self._logprobs(batch, datums, adapter), batch, logprobs)
+        return self.forward_all([(policy, datums)])[0]
+
+    @torch.no_grad()
+    def forward_all(self, asked: Sequence[tuple[str | None, Sequence[Datum]]]) -> list[list[np.ndarray]]:
+        """`forward` of many policies together."""
+        states = {policy: self._state(policy) for policy, _ in asked if policy is not None}
+        logprobs = [_blank(datums) for _, datums in asked]
+        micro = [self._micro_batches(datums) for _, datums in asked]
+        for taken in self._cut(micro, [policy for policy, _ in asked]):
+            with self._shares(taken, asked, states) as shares:
+                results = FusedPass(self._decoder, self._pool, shares).logprobs()
+                for share, logprobs_M in zip(shares, results, strict=True):
+                    _scatter(logprobs_M, share.batch, logprobs[share.owner])
         return logprobs
 
     def forward_backward(
@@ -123,8 +172,7 @@ class Trainer:
         """Add the gradient of the objective over all of `datums` to those `policy` has accumulated.
 
         Args:
-            scales: of each datum, float (N,): the factor of each token's loss, from a normalizer
-                over the global batch (`objectives.normalizers.token_scales`).
+            scales: of each datum, float (N,): see `PolicyBatch`.
             with_reference: give the objective the base model's logprobs too.
 
         Raises:
@@ -132,26 +180,94 @@ class Trainer:
                 temperature, top_p or top_k.
             TrajectoryError: some datums have weights and some advantages, or `scales` does not fit them.
         """
-        adapter = self._state(policy).adapter
-        if not datums:
-            raise UsageError("datums: [] is not accepted; accepted: at least one datum")
-        reference = self.forward(None, datums) if with_reference else None
-        logprobs = [np.zeros(len(datum.mask_N), np.float32) for datum in datums]
-        loss_sum, sums = 0.0, []
-        for batch in self._micro_batches(datums):
-            with applied(adapter):
-                logprobs_M = self._logprobs(batch, datums, adapter)
-                signal = SignalBatch.of(batch, datums, scales, reference, device=self._device)
-                loss, metrics = objective(logprobs_M, signal)
-                loss.backward()
-            _scatter(logprobs_M.detach(), batch, logprobs)
-            loss_sum += loss.item()
-            sums.append({name: value.detach() for name, value in metrics.items()})
-        return ForwardBackward(loss_sum, finalize_metrics(combine_metrics(sums)), logprobs)
+        batch = PolicyBatch(policy, datums, objective, scales, with_reference)
+        result = self.forward_backward_all([batch])[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def forward_backward_all(self, batches: Sequence[PolicyBatch]) -> list[ForwardBackward | OpenTinkerError]:
+        """`forward_backward` of many policies together: a result, or why it was refused, for each batch.
+
+        Gradients are added when all of it is done; if it raises, no policy's have changed.
+        """
+        results: list[ForwardBackward | OpenTinkerError | None] = []
+        running: list[_Running] = []
+        for batch in batches:
+            try:
+                running.append(self._start(batch))
+                results.append(None)
+            except OpenTinkerError as error:
+                results.append(error)
+        if running:
+            self._add_references(running)
+            self._run(running)
+        finished = iter([one.finish() for one in running])
+        return [next(finished) if result is None else result for result in results]
 
     def optim_step(self, policy: str, config: OptimizerConfig) -> dict[str, float]:
         """One AdamW step of `policy` with its accumulated gradients, which are cleared."""
         return {"grad_norm": self._state(policy).apply_gradients(config)}
+
+    def _start(self, batch: PolicyBatch) -> _Running:
+        state = self._state(batch.policy)
+        if not batch.datums:
+            raise UsageError("datums: [] is not accepted; accepted: at least one datum")
+        if [len(scale) for scale in batch.scales] != [len(datum) for datum in batch.datums]:
+            lengths = [len(scale) for scale in batch.scales]
+            raise TrajectoryError("scales", lengths, "one (N,) array a datum")
+        if len({datum.weights_N is None for datum in batch.datums}) > 1:
+            raise TrajectoryError("datums", "weights and advantages mixed", "one kind of signal a batch")
+        return _Running(batch, state, self._micro_batches(batch.datums))
+
+    def _add_references(self, running: Sequence[_Running]) -> None:
+        wanting = [one for one in running if one.batch.with_reference]
+        if wanting:
+            references = self.forward_all([(None, one.batch.datums) for one in wanting])
+            for one, reference in zip(wanting, references, strict=True):
+                one.reference = reference
+
+    def _run(self, running: Sequence[_Running]) -> None:
+        asked = [(one.batch.policy, one.batch.datums) for one in running]
+        states = {one.batch.policy: one.state for one in running}
+        gradients = [one.gradient for one in running]
+        for taken in self._cut([one.micro for one in running], [policy for policy, _ in asked]):
+            with self._shares(taken, asked, states, gradients) as shares:
+                logprobs = FusedPass(self._decoder, self._pool, shares).logprobs()
+                losses = [
+                    running[share.owner].loss_of(share.batch, logprobs_M)
+                    for share, logprobs_M in zip(shares, logprobs, strict=True)
+                ]
+                torch.autograd.backward(losses)
+
+    def _cut(
+        self, micro: Sequence[Sequence[MicroBatch]], policies: Sequence[str | None]
+    ) -> Iterator[list[tuple[int, MicroBatch]]]:
+        return cut(micro, policies, self.layout.micro_batch_tokens, self._pool.max_slots)
+
+    @contextmanager
+    def _shares(
+        self,
+        taken: Sequence[tuple[int, MicroBatch]],
+        asked: Sequence[tuple[str | None, Sequence[Datum]]],
+        states: Mapping[str, PolicyState],
+        gradients: Sequence[Adapter] | None = None,
+    ) -> Iterator[list[Share]]:
+        """The shares of a pass, with their adapters in slots for as long as it lasts."""
+        policies = {policy for policy in (asked[owner][0] for owner, _ in taken) if policy is not None}
+        wanted = {("state", p): Wanted(states[p].adapter, states[p].revision) for p in sorted(policies)}
+        with self._pool.lease(wanted) as slots:
+            shares = [
+                Share(
+                    owner,
+                    batch,
+                    asked[owner][1],
+                    slots.get(("state", asked[owner][0])),
+                    gradients[owner] if gradients else None,
+                )
+                for owner, batch in taken
+            ]
+            yield sorted(shares, key=_place)
 
     def _state(self, policy: str) -> PolicyState:
         if policy not in self._policies:
@@ -160,41 +276,22 @@ class Trainer:
             )
         return self._policies[policy]
 
-    def _micro_batches(self, datums: Sequence[Datum]) -> Iterator[MicroBatch]:
+    def _micro_batches(self, datums: Sequence[Datum]) -> list[MicroBatch]:
         _check_one_shape(datums)
         layout = self.layout
-        return micro_batches(
+        batches = micro_batches(
             datums, layout.micro_batch_tokens, share_prefix=layout.share_prefix, pack=layout.pack
         )
+        return [widened(batch) for batch in batches]
 
-    def _logprobs(self, batch: MicroBatch, datums: Sequence[Datum], adapter: Adapter | None) -> Tensor:
-        """Logprobs (M,) of the weighted targets; logits exist at these positions only."""
-        inputs: dict[str, Any] = {"input_ids": torch.from_numpy(batch.tokens_BT).to(self._device)}
-        if batch.attention_BTT is not None:
-            inputs["attention_mask"] = torch.from_numpy(batch.attention_BTT).to(self._device)[:, None]
-            inputs["position_ids"] = torch.from_numpy(batch.positions_BT).to(self._device)
-        hidden_BTD = self._decoder.hidden(**inputs, use_cache=False)
-        rows = torch.from_numpy(batch.row_M).to(self._device)
-        hidden_MD = hidden_BTD[rows, torch.from_numpy(batch.column_M).to(self._device)]
-        all_targets = batch.gather([datum.target_tokens_N for datum in datums])
-        targets_M = torch.from_numpy(all_targets).to(self._device)
-        shape = datums[0]
-        chunks = zip(hidden_MD.split(_HEAD_CHUNK), targets_M.split(_HEAD_CHUNK), strict=True)
-        return torch.cat([self._head(hidden, targets, shape, adapter) for hidden, targets in chunks])
 
-    def _head(self, hidden_MD: Tensor, targets_M: Tensor, shape: Datum, adapter: Adapter | None) -> Tensor:
-        def logprobs(hidden: Tensor) -> Tensor:
-            logits_MV = self._decoder.logits(hidden)
-            return (
-                log_distribution(logits_MV, shape, keep_M=targets_M).gather(1, targets_M[:, None]).squeeze(1)
-            )
+def _place(share: Share) -> tuple[int, int]:
+    """Orders shares so that rank buckets and slots are adjacent; a policy's own stay in their order."""
+    return (share.slot.rank, share.slot.index) if share.slot else (0, 0)
 
-        if not torch.is_grad_enabled() or len(hidden_MD) < _HEAD_CHUNK:
-            return logprobs(hidden_MD)
-        # The logits of a full chunk are recomputed in the backward pass instead of kept.
-        return checkpoint(
-            logprobs, hidden_MD, use_reentrant=False, context_fn=lambda: (nullcontext(), applied(adapter))
-        )
+
+def _blank(datums: Sequence[Datum]) -> list[np.ndarray]:
+    return [np.zeros(len(datum.mask_N), np.float32) for datum in datums]
 
 
 def _check_one_shape(datums: Sequence[Datum]) -> None:

@@ -9,7 +9,7 @@ from peft import PeftModel
 
 from opentinker_core.config.schema import LoRAConfig
 from opentinker_core.errors import OpenTinkerError, UsageError
-from opentinker_core.lora.layer import applied
+from opentinker_core.lora.routing import routed
 from opentinker_core.models.loading import load_model
 from opentinker_core.models.source import resolve
 from tests.tiny import LORA, TinyEngine
@@ -23,7 +23,7 @@ def engine(tiny_home: Path, tmp_path: Path) -> TinyEngine:
 
 
 def _logits(engine: TinyEngine, ids: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad(), applied(engine.trainer._policies["p"].adapter):
+    with torch.no_grad(), engine.applied("p", ids.numel()):
         return engine.model(ids).logits
 
 
@@ -46,7 +46,7 @@ def test_exported_directory_gives_the_same_logits_in_peft(
 def test_round_trip_is_bitwise(engine: TinyEngine, tmp_path: Path) -> None:
     engine.trainer.publish_snapshot("p", tmp_path / "a")
     again = engine.trainer.read_adapter(tmp_path / "a")
-    ours = dict(engine.trainer._policies["p"].adapter.parameters())
+    ours = dict(engine.state("p").adapter.parameters())
     for name, tensor in again.parameters():
         assert torch.equal(tensor, ours[name])
 
@@ -78,12 +78,12 @@ def test_a_target_that_matches_nothing_is_refused(engine: TinyEngine) -> None:
 
 
 def test_a_forward_pass_that_names_no_adapter_raises(engine: TinyEngine) -> None:
-    with pytest.raises(OpenTinkerError, match="without `applied"):
+    with pytest.raises(OpenTinkerError, match="without `routed"):
         engine.model(torch.tensor([engine.ids("1+1=")]))
 
 
 def test_base_stays_bitwise_what_it_was(engine: TinyEngine, tiny_home: Path) -> None:
     base = load_model(resolve("tiny", tiny_home), "cpu", torch.float32)
     ids = torch.tensor([engine.ids("12+34=46\n")])
-    with torch.no_grad(), applied(None):
+    with torch.no_grad(), routed(None):
         assert torch.equal(engine.model(ids).logits, base(ids).logits)

@@ -122,9 +122,7 @@ def test_a_step_changes_the_targeted_factors_and_nothing_of_the_base(
     engine: TinyEngine, datums: list[Datum]
 ) -> None:
     engine.trainer.create("q", LORA, 3)
-    names = {
-        n.rpartition(".")[0].rpartition(".")[2] for n, _ in engine.trainer._policies["q"].adapter.parameters()
-    }
+    names = {n.rpartition(".")[0].rpartition(".")[2] for n, _ in engine.state("q").adapter.parameters()}
     assert names == set(LORA.target_modules)
     base = {name: p.clone() for name, p in engine.model.named_parameters()}
     before = engine.weights("q")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opentinker_core.lora.layer import applied
+from opentinker_core.lora.routing import routed
 from opentinker_core.trajectories.datums import to_datum
 from opentinker_core.trajectories.errors import TrajectoryError
 from opentinker_core.trajectories.packing import MAX_SHARED_ROW, MicroBatch, micro_batches
@@ -222,7 +222,7 @@ def engine(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> TinyEng
 
 
 def _logits(engine: TinyEngine, batch: MicroBatch) -> np.ndarray:
-    with torch.no_grad(), applied(None):
+    with torch.no_grad(), routed(None):
         return engine.model(
             input_ids=torch.from_numpy(batch.tokens_BT),
             attention_mask=torch.from_numpy(_attention(batch).copy())[:, None],
