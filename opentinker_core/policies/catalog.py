@@ -3,8 +3,9 @@
     catalog = Catalog("sqlite:////home/me/.opentinker/catalog.db")
     catalog.version("adder@best").sampler.uri
 
-Every method is one transaction and returns plain frozen objects (`policies/types.py`). What it records
-of a run is idempotent, so that a killed run may repeat its last action.
+Every method is one transaction (`transaction` joins several) and returns plain frozen objects
+(`policies/types.py`). What it records of a run is idempotent, so that a killed run may repeat its
+last action.
 """
 
 import secrets

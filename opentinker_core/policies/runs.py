@@ -134,7 +134,7 @@ class RunRecords(TenantScope):
             NotFoundError: there is no such run.
         """
         with self._read() as session:
-            self._run(session, run_id)
+            self._check_run(session, run_id)
             query = select(VersionRow).where(VersionRow.run_id == run_id).order_by(VersionRow.number)
             return [row.value() for row in session.scalars(query)]
 

@@ -1,6 +1,7 @@
 """What all parts of the catalog share: the database, the tenant, and finding a tenant's rows."""
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,18 +26,44 @@ class TenantScope:
         self.tenant = check_name("tenant", tenant)
         self.url = url
         self._database = Database(url)
+        self._thread = threading.local()
 
     def close(self) -> None:
         """Close all connections."""
         self._database.close()
 
     @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make one transaction of what this thread calls within: it takes effect at the end, or not at all.
+
+        Every method is one by itself; several in one cost a single commit, which waits for the disk. Other
+        writers wait for the end of the block. An error must leave it.
+        """
+        with self._write() as session:
+            outer, self._thread.session = self._joined, session
+            try:
+                yield
+            finally:
+                self._thread.session = outer
+
+    @property
+    def _joined(self) -> Session | None:
+        """The session of the `transaction` that this thread is in."""
+        return getattr(self._thread, "session", None)
+
+    @contextmanager
     def _read(self) -> Iterator[Session]:
+        if (session := self._joined) is not None:
+            yield session
+            return
         with self._database.read() as session:
             yield session
 
     @contextmanager
     def _write(self) -> Iterator[Session]:
+        if (session := self._joined) is not None:
+            yield session
+            return
         with self._database.write(self.tenant) as session:
             yield session
 
@@ -60,14 +87,20 @@ class TenantScope:
 
     def _version(self, session: Session, ref: str) -> VersionRow:
         wanted = parse_ref(ref)
-        policy = self._policy(session, wanted.policy)
-        number = wanted.version
-        if isinstance(number, str):
-            alias = session.get(AliasRow, (policy.policy_id, number))
-            number = alias.number if alias else -1
-        row = session.get(VersionRow, (policy.policy_id, number))
+        query = (
+            select(VersionRow)
+            .join(PolicyRow, PolicyRow.policy_id == VersionRow.policy_id)
+            .where(PolicyRow.tenant == self.tenant, PolicyRow.name == wanted.policy)
+        )
+        if isinstance(wanted.version, int):
+            query = query.where(VersionRow.number == wanted.version)
+        else:
+            at_alias = (AliasRow.policy_id == VersionRow.policy_id) & (AliasRow.number == VersionRow.number)
+            query = query.join(AliasRow, at_alias).where(AliasRow.alias == wanted.version)
+        row = session.scalars(query).one_or_none()
         if row is None:
-            raise NotFoundError(f"version: there is no {wanted}; {self._what_exists(session, policy)}")
+            exists = self._what_exists(session, self._policy(session, wanted.policy))
+            raise NotFoundError(f"version: there is no {wanted}; {exists}")
         return row
 
     def _numbered(self, session: Session, field: str, ref: str) -> VersionRow:
@@ -79,8 +112,13 @@ class TenantScope:
     def _run(self, session: Session, run_id: str) -> RunRow:
         row = session.get(RunRow, run_id)
         if row is None or row.tenant != self.tenant:
-            raise NotFoundError(f"run: there is none with the id {run_id!r:.80}")
+            raise _no_run(run_id)
         return row
+
+    def _check_run(self, session: Session, run_id: str) -> None:
+        """Raises NotFoundError as `_run` does, without reading the run's config."""
+        if session.scalar(select(RunRow.tenant).where(RunRow.run_id == run_id)) != self.tenant:
+            raise _no_run(run_id)
 
     def _emit(self, session: Session, kind: str, payload: dict[str, Any]) -> None:
         """Add an event to the outbox, in the transaction of what it tells."""
@@ -98,6 +136,10 @@ class TenantScope:
         ).all()
         refs = [str(Ref(policy.name, number)) for number in numbers]
         return _existing(refs + [f"{Ref(policy.name, row.alias)} (= {row.number})" for row in aliases])
+
+
+def _no_run(run_id: str) -> NotFoundError:
+    return NotFoundError(f"run: there is none with the id {run_id!r:.80}")
 
 
 def _existing(names: list[str]) -> str:

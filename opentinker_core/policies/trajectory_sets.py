@@ -1,6 +1,9 @@
 """Trajectory sets and evaluations in the catalog, and the lineage edges between sets and versions."""
 
-from sqlalchemy import select
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from opentinker_core.errors import NotFoundError, OpenTinkerError, UsageError
@@ -36,7 +39,7 @@ class TrajectorySetRecords(TenantScope):
         if purpose is not None:
             query = query.filter_by(purpose=purpose)
         with self._read() as session:
-            self._run(session, run_id)
+            self._check_run(session, run_id)
             rows = session.scalars(query.order_by(TrajectorySetRow.step, TrajectorySetRow.id))
             return [row.value() for row in rows]
 
@@ -138,11 +141,11 @@ class TrajectorySetRecords(TenantScope):
             return [row.value() for row in session.scalars(query.order_by(EvaluationRow.id))]
 
     def _add_set(self, session: Session, new: TrajectorySet) -> TrajectorySetRow:
-        run_id = self._run(session, new.run_id).run_id if new.run_id else None
+        run_id = new.run_id or None
+        if run_id is not None:
+            self._check_run(session, run_id)
         place = {"step": new.step, "purpose": new.purpose, "sampled_by": new.sampled_by, "run_id": run_id}
-        row = self._find_set(session, new.set_id)
-        if row is None and run_id is not None:
-            row = session.scalars(select(TrajectorySetRow).filter_by(**place)).one_or_none()
+        row = self._find_set(session, new.set_id, place if run_id is not None else None)
         if row is None:
             return self._insert_set(session, new, run_id)
         where = f"{row.purpose} set of step {row.step} of run {row.run_id} sampled by {row.sampled_by}"
@@ -178,14 +181,20 @@ class TrajectorySetRecords(TenantScope):
         session.flush()
         return row
 
-    def _find_set(self, session: Session, set_id: str) -> TrajectorySetRow | None:
-        query = select(TrajectorySetRow).filter_by(tenant=self.tenant, set_id=set_id)
-        return session.scalars(query).one_or_none()
+    def _find_set(
+        self, session: Session, set_id: str, place: Mapping[str, Any] | None = None
+    ) -> TrajectorySetRow | None:
+        """The set of this id, else the one at `place` (values of the columns that make it unique)."""
+        matches = (TrajectorySetRow.tenant == self.tenant) & (TrajectorySetRow.set_id == set_id)
+        if place is not None:
+            matches |= and_(*(getattr(TrajectorySetRow, name) == value for name, value in place.items()))
+        found = session.scalars(select(TrajectorySetRow).where(matches)).all()
+        return next((row for row in found if row.set_id == set_id), found[0] if found else None)
 
     def _find_evaluation(self, session: Session, evaluation: Evaluation) -> EvaluationRow | None:
         if evaluation.run_id is None:
             return None
-        self._run(session, evaluation.run_id)
+        self._check_run(session, evaluation.run_id)
         query = select(EvaluationRow).filter_by(
             run_id=evaluation.run_id, subject=evaluation.subject, environment=evaluation.environment
         )

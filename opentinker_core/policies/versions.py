@@ -2,11 +2,12 @@
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, exists, select
 from sqlalchemy.orm import Session, aliased
 
-from opentinker_core.errors import NotFoundError, OpenTinkerError, UsageError
+from opentinker_core.errors import NotFoundError, UsageError
 from opentinker_core.names import check_name
 from opentinker_core.policies.outbox import VERSION_PUBLISHED
 from opentinker_core.policies.refs import LATEST, RESERVED, Ref, check_alias
@@ -40,7 +41,7 @@ class VersionRecords(TenantScope):
         """
         with self._write() as session:
             policy = self._policy_of(session, policy_id)
-            self._run(session, run_id)
+            self._check_run(session, run_id)
             query = select(NumberRow.number).filter_by(policy_id=policy_id, run_id=run_id, step=step)
             number = session.scalars(query).one_or_none()
             return self._next_number(session, policy, run_id, step) if number is None else number
@@ -75,9 +76,8 @@ class VersionRecords(TenantScope):
         aliases = [check_alias(alias) for alias in aliases]
         with self._write() as session:
             policy = self._policy_of(session, policy_id)
-            _check_reserved(session, policy, number, run_id, step)
-            row = session.get(VersionRow, (policy_id, number))
-            if row is not None:
+            if _published(session, policy, number, run_id, step):
+                row = session.get_one(VersionRow, (policy_id, number))
                 _check_same(row, sampler, checkpoint)
                 return row.value()
             row = VersionRow(
@@ -90,8 +90,8 @@ class VersionRecords(TenantScope):
             )
             source = self._numbered(session, "parent", parent) if parent is not None else None
             self._insert(session, row, sampler, checkpoint, source, aliases)
-            for set_row in self._sets(session, trained_on):
-                session.add(TrainedOnRow(policy_id=policy_id, number=number, trajectory_set=set_row.id))
+            for set_id in self._sets(session, trained_on):
+                session.add(TrainedOnRow(policy_id=policy_id, number=number, trajectory_set=set_id))
             return row.value()
 
     def version(self, ref: str) -> PolicyVersion:
@@ -180,10 +180,14 @@ class VersionRecords(TenantScope):
             self._insert(session, row, sampler, source.checkpoint, source, PUBLISHED_ALIASES)
             return row.value()
 
-    def prunable_checkpoints(self, run_id: str, keep: int) -> list[PolicyVersion]:
-        """Versions of a run whose checkpoints nobody needs, the newest `keep` of them kept.
+    def prune_checkpoints(self, run_id: str, keep: int) -> list[Snapshot]:
+        """Forget the checkpoints of a run that nobody needs; the newest `keep` are kept.
 
         Needed are those of a version with an alias, and those that another version (a fork) shares.
+
+        Returns:
+            What was forgotten, oldest first. Delete the files after this took effect: a crash in between
+            leaves a file too many, not a version without its file.
 
         Raises:
             UsageError: `keep` is not positive.
@@ -191,30 +195,13 @@ class VersionRecords(TenantScope):
         """
         if keep < 1:
             raise UsageError(f"keep: {keep}; accepted: 1 or more")
-        with self._read() as session:
-            self._run(session, run_id)
-            query = (
-                select(VersionRow)
-                .where(VersionRow.run_id == run_id, VersionRow.checkpoint_uri.is_not(None))
-                .order_by(VersionRow.number.desc())
-                .offset(keep)
-            )
-            rows = [row for row in session.scalars(query).all() if _need_of(session, row) is None]
-            return [row.value() for row in reversed(rows)]
-
-    def forget_checkpoint(self, version: PolicyVersion) -> PolicyVersion:
-        """Record that a version's checkpoint is pruned; call it before its files are deleted.
-
-        Raises:
-            OpenTinkerError: an alias or another version needs it.
-            NotFoundError: there is no such version.
-        """
         with self._write() as session:
-            row = self._version(session, version.ref)
-            if row.checkpoint_uri is not None and (need := _need_of(session, row)) is not None:
-                raise OpenTinkerError(f"checkpoint of {row.ref}: {need} needs it")
-            row.checkpoint_uri = None
-            return row.value()
+            self._check_run(session, run_id)
+            rows = session.scalars(_prunable(keep), {"run_id": run_id}).all()
+            forgotten = [row.checkpoint for row in rows if row.checkpoint is not None]
+            for row in rows:
+                row.checkpoint_uri = None
+            return forgotten
 
     def _next_number(self, session: Session, policy: PolicyRow, run_id: str | None, step: int) -> int:
         number = policy.next_number
@@ -241,29 +228,25 @@ class VersionRecords(TenantScope):
             row.parent_policy_id, row.parent_number = parent.policy_id, parent.number
         session.add(row)
         session.flush()
-        for alias in aliases:
-            current = session.get(AliasRow, (row.policy_id, alias))
-            if current is None or current.number < row.number:
-                _point(session, row, alias)
+        _point(session, row, aliases, forward=True)
         self._emit(session, VERSION_PUBLISHED, {"run_id": row.run_id, "version": row.ref})
 
     def _set_aliases(self, policy_name: str, aliases: Iterable[str], number: int) -> PolicyVersion:
         with self._write() as session:
             row = self._version(session, str(Ref(check_name("policy", policy_name), number)))
-            for alias in aliases:
-                _point(session, row, alias)
+            _point(session, row, aliases)
             return row.value()
 
-    def _sets(self, session: Session, set_ids: Sequence[str]) -> list[TrajectorySetRow]:
-        wanted = list(dict.fromkeys(set_ids))
-        rows = session.scalars(
-            select(TrajectorySetRow).where(
-                TrajectorySetRow.tenant == self.tenant, TrajectorySetRow.set_id.in_(wanted)
-            )
-        ).all()
-        if missing := set(wanted) - {row.set_id for row in rows}:
+    def _sets(self, session: Session, set_ids: Sequence[str]) -> list[int]:
+        """The primary keys of trajectory sets."""
+        wanted = set(set_ids)
+        query = select(TrajectorySetRow.set_id, TrajectorySetRow.id).where(
+            TrajectorySetRow.tenant == self.tenant, TrajectorySetRow.set_id.in_(wanted)
+        )
+        found = dict(session.execute(query).tuples().all()) if wanted else {}
+        if missing := wanted - found.keys():
             raise NotFoundError(f"trained_on: there is no trajectory set {', '.join(sorted(missing))}")
-        return list(rows)
+        return sorted(found.values())
 
 
 def check_policy_name(name: str) -> str:
@@ -279,16 +262,36 @@ def check_policy_name(name: str) -> str:
     return name
 
 
-def _point(session: Session, row: VersionRow, alias: str) -> None:
-    session.merge(AliasRow(policy_id=row.policy_id, alias=alias, number=row.number))
+def _point(session: Session, row: VersionRow, aliases: Iterable[str], *, forward: bool = False) -> None:
+    """Let `aliases` refer to `row`; with `forward`, only those that do not refer to a later version."""
+    wanted = list(aliases)
+    query = select(AliasRow).where(AliasRow.policy_id == row.policy_id, AliasRow.alias.in_(wanted))
+    known = {one.alias: one for one in session.scalars(query)}
+    for alias in wanted:
+        if alias not in known:
+            session.add(AliasRow(policy_id=row.policy_id, alias=alias, number=row.number))
+        elif not forward or known[alias].number < row.number:
+            known[alias].number = row.number
 
 
-def _check_reserved(session: Session, policy: PolicyRow, number: int, run_id: str, step: int) -> None:
-    reserved = session.get(NumberRow, (policy.policy_id, number))
-    if reserved is None or (reserved.run_id, reserved.step) != (run_id, step):
+def _published(session: Session, policy: PolicyRow, number: int, run_id: str, step: int) -> bool:
+    """Whether there is a version under a number that is reserved for this run and step.
+
+    Raises:
+        UsageError: it is not.
+    """
+    version = (VersionRow.policy_id == NumberRow.policy_id) & (VersionRow.number == NumberRow.number)
+    query = (
+        select(NumberRow.run_id, NumberRow.step, VersionRow.number)
+        .outerjoin(VersionRow, version)
+        .where(NumberRow.policy_id == policy.policy_id, NumberRow.number == number)
+    )
+    reserved = session.execute(query).one_or_none()
+    if reserved is None or tuple(reserved[:2]) != (run_id, step):
         raise UsageError(
             f"version: {Ref(policy.name, number)} is not reserved for step {step} of run {run_id!r:.80}"
         )
+    return reserved[2] is not None
 
 
 def _check_same(row: VersionRow, sampler: Snapshot, checkpoint: Snapshot | None) -> None:
@@ -297,16 +300,15 @@ def _check_same(row: VersionRow, sampler: Snapshot, checkpoint: Snapshot | None)
         raise SnapshotConflictError(f"{row.ref} is published already, with other content")
 
 
-def _need_of(session: Session, row: VersionRow) -> str | None:
-    """Who needs the checkpoint of a version, if anyone does."""
-    alias = session.scalars(
-        select(AliasRow.alias).filter_by(policy_id=row.policy_id, number=row.number).limit(1)
-    ).first()
-    if alias is not None:
-        return f"the alias {alias!r}"
+@cache
+def _prunable(keep: int) -> Select[VersionRow]:
+    """The versions of the run `:run_id` whose checkpoint is neither among its newest `keep` nor needed."""
+    has_checkpoint = (VersionRow.run_id == bindparam("run_id"), VersionRow.checkpoint_uri.is_not(None))
+    newest = select(VersionRow.number).where(*has_checkpoint).order_by(VersionRow.number.desc())
+    oldest_kept = newest.offset(keep - 1).limit(1).scalar_subquery()
+    named = exists().where(AliasRow.policy_id == VersionRow.policy_id, AliasRow.number == VersionRow.number)
     other = aliased(VersionRow)
-    same = (other.policy_id == row.policy_id) & (other.number == row.number)
-    sharing = session.scalars(
-        select(other).where(other.checkpoint_uri == row.checkpoint_uri, ~same).limit(1)
-    ).first()
-    return sharing.ref if sharing else None
+    itself = (other.policy_id == VersionRow.policy_id) & (other.number == VersionRow.number)
+    shared = exists().where(other.checkpoint_uri == VersionRow.checkpoint_uri, ~itself)
+    query = select(VersionRow).where(*has_checkpoint, VersionRow.number < oldest_kept, ~named, ~shared)
+    return query.order_by(VersionRow.number)

@@ -84,5 +84,5 @@ def evaluate_version(config: TrainConfig, workspace: Workspace, ref: str) -> Eva
     sets = TrajectorySets(workspace, "", config, engine)
     settings = sets.settings(config.evaluation_sampling, "held_out", step, config.max_turns)
     trajectories = play_held_out(config, settings, engine.sampler, ref)
-    stored = sets.store(trajectories, step, "evaluation", ref)
-    return catalog.add_evaluation(evaluation_of(config, ref, step, None, trajectories, stored))
+    saved = sets.save(trajectories, step, "evaluation", ref)
+    return catalog.add_evaluation(evaluation_of(config, ref, step, None, trajectories, saved))

@@ -1,4 +1,4 @@
-"""The policy's state in the trainer and its published versions: restore, publish, prune."""
+"""The policy's state in the trainer and its published versions: reserve, publish, restore."""
 
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +26,8 @@ class PolicyStates:
         self._policy = policy
         self._trainer = engine.trainer
         self._resident: str | None = None
+        self._reserved: tuple[int, int] | None = None
+        """The last step for which a number was reserved, and the number."""
 
     def first_version(self) -> PolicyVersion:
         """The last version the run published; if there is none, the state it starts from, published."""
@@ -35,8 +37,9 @@ class PolicyStates:
         start = opening.starting_version(self._workspace.catalog, self._config)
         if start is not None:
             assert start.checkpoint is not None
-            number = self._workspace.catalog.reserve_version(self._policy.policy_id, self._run.run_id, 0)
-            return self._record(number, 0, "init", {}, [], start.sampler, start.checkpoint, start.ref)
+            return self._record(
+                self.reserve(0), 0, "init", {}, [], start.sampler, start.checkpoint, start.ref
+            )
         seed = derive_seed(self._config.seed, "adapter")
         self._trainer.create(self._run.run_id, self._config.policy.lora, seed)
         return self.publish(0, "init", {}, [], parent=None)
@@ -59,36 +62,35 @@ class PolicyStates:
         """Say that the trainer's state is about to leave the restored version."""
         self._resident = None
 
+    def reserve(self, step: int) -> int:
+        """The number of the version that will be published after `step`."""
+        if self._reserved is None or self._reserved[0] != step:
+            number = self._workspace.catalog.reserve_version(self._policy.policy_id, self._run.run_id, step)
+            self._reserved = (step, number)
+        return self._reserved[1]
+
     def publish(
         self, step: int, phase: str, metrics: dict[str, float], trained_on: Sequence[str], parent: str | None
     ) -> PolicyVersion:
-        """Publish the trainer's state as the version of `step`: snapshots first, then the record."""
-        number = self._workspace.catalog.reserve_version(self._policy.policy_id, self._run.run_id, step)
+        """Publish the trainer's state as the version of `step`: snapshots first, then the record.
+
+        The run's checkpoints that are neither recent nor needed by another version are deleted.
+        """
+        number = self.reserve(step)
         with tempfile.TemporaryDirectory(prefix="opentinker-") as scratch:
-            sampler, checkpoint = Path(scratch) / "sampler", Path(scratch) / "checkpoint"
-            self._trainer.publish_snapshot(self._run.run_id, sampler)
-            self._trainer.save_checkpoint(self._run.run_id, checkpoint)
-            version = self._record(
-                number,
-                step,
-                phase,
-                metrics,
-                trained_on,
-                self._upload(number, SnapshotKind.SAMPLER, sampler),
-                self._upload(number, SnapshotKind.CHECKPOINT, checkpoint),
-                parent,
-            )
+            written = Path(scratch) / "sampler", Path(scratch) / "checkpoint"
+            self._trainer.publish_snapshot(self._run.run_id, written[0])
+            self._trainer.save_checkpoint(self._run.run_id, written[1])
+            sampler = self._upload(number, SnapshotKind.SAMPLER, written[0])
+            checkpoint = self._upload(number, SnapshotKind.CHECKPOINT, written[1])
+        catalog = self._workspace.catalog
+        with catalog.transaction():
+            version = self._record(number, step, phase, metrics, trained_on, sampler, checkpoint, parent)
+            forgotten = catalog.prune_checkpoints(self._run.run_id, self._config.record.keep_checkpoints)
+        for snapshot in forgotten:
+            self._workspace.snapshots.delete(snapshot.uri)
         self._resident = version.ref
         return version
-
-    def prune(self) -> None:
-        """Delete the run's checkpoints that are neither recent nor needed by another version."""
-        catalog = self._workspace.catalog
-        for version in catalog.prunable_checkpoints(self._run.run_id, self._config.record.keep_checkpoints):
-            assert version.checkpoint is not None
-            # Forgotten first: a crash in between leaves a file too many, not a version without its file.
-            catalog.forget_checkpoint(version)
-            self._workspace.snapshots.delete(version.checkpoint.uri)
 
     def _upload(self, number: int, kind: SnapshotKind, directory: Path) -> Snapshot:
         # The id keeps stores shared by several catalogs apart; the name is for those who browse them.

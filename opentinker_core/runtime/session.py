@@ -104,7 +104,11 @@ class RunSession:
         ]
         settings = self._sets.settings(phase.sampling, "train", step, phase.max_turns)
         trajectories = play(specs, settings, self.engine.sampler, self.version.ref)
-        return self._sets.store(trajectories, step, "train", self.version.ref)
+        saved = self._sets.save(trajectories, step, "train", self.version.ref)
+        with self.workspace.catalog.transaction():
+            recorded = self._sets.record(saved)
+            self._states.reserve(step)  # here it costs no commit of its own
+        return recorded
 
     def build_batch(self, step: int, trajectory_set: TrajectorySet) -> dict[str, float]:
         """Turn the episodes of a step into datums with advantages, ready for `update`."""
@@ -189,7 +193,7 @@ class RunSession:
             trajectories = demonstrations.from_environment(settings, self.config.seed, phase.examples)
         else:
             trajectories = demonstrations.from_file(Path(phase.data), settings)
-        return self._sets.store(trajectories, 1, "train", "demonstration")
+        return self._sets.record(self._sets.save(trajectories, 1, "train", "demonstration"))
 
     def publish(self, step: int, metrics: dict[str, float]) -> PolicyVersion:
         """Publish the state after `step`: snapshots first, then version and lineage in one transaction."""
@@ -202,7 +206,6 @@ class RunSession:
         )
         self._batch = None
         self._sets.release(keep=trained_on if supervised else None)
-        self._states.prune()
         return self.version
 
     def refresh(self, version: PolicyVersion) -> None:
@@ -227,9 +230,9 @@ class RunSession:
             self.refresh(version)
         settings = self._sets.settings(config.evaluation_sampling, "held_out", step, config.max_turns)
         trajectories = play_held_out(config, settings, self.engine.sampler, ref)
-        stored = self._sets.store(trajectories, step, "evaluation", ref)
+        saved = self._sets.save(trajectories, step, "evaluation", ref)
         evaluation = catalog.add_evaluation(
-            evaluation_of(config, ref, step, self.run.run_id, trajectories, stored)
+            evaluation_of(config, ref, step, self.run.run_id, trajectories, saved)
         )
         self._mark_best(evaluation)
         return evaluation

@@ -29,6 +29,8 @@ class TrajectorySets:
         self._config = config
         self._engine = engine
         self._loaded: dict[str, list[Trajectory]] = {}
+        self._training: dict[int, TrajectorySet] | None = None
+        """The recorded training sets by step, once they were read: no other process adds to a run."""
 
     def settings(self, sampling: SamplingConfig, split: Split, step: int, max_turns: int) -> EpisodeSettings:
         """How the episodes of a set are played."""
@@ -54,40 +56,47 @@ class TrajectorySets:
 
     def stored(self, step: int) -> TrajectorySet | None:
         """The training set of `step`, if it was stored already."""
-        return next((item for item in self.training() if item.step == step), None)
+        if self._training is None:
+            self._training = {item.step: item for item in self.training()}
+        return self._training.get(step)
 
     def training(self) -> list[TrajectorySet]:
         """The sets the run trained on, in the order of the steps."""
         sets = self._workspace.catalog.trajectory_sets(self._run_id, purpose="train")
         return sorted(sets, key=lambda item: item.step)
 
-    def store(
+    def save(
         self, trajectories: Sequence[Trajectory], step: int, purpose: Purpose, sampled_by: str
     ) -> TrajectorySet:
-        """Write a set, record it in the catalog, and keep it at hand for the rest of the step."""
+        """Write a set, which is not in the catalog yet; a training set is kept at hand for its step."""
         policy, _, number = sampled_by.partition("@")
         source = (policy, f"v{number}") if number else (policy,)
         place = self._run_id or "outside-runs"
         key = (self._workspace.settings.tenant, place, f"step-{step:06d}", purpose, *source)
         saved = self._workspace.trajectories.save(key, trajectories)
         rewards = [t.reward for t in trajectories if t.reward is not None]
-        recorded = self._workspace.catalog.add_trajectory_set(
-            TrajectorySet(
-                set_id=digest_json([self._run_id, step, purpose, sampled_by, saved.digest])[:16],
-                uri=saved.uri,
-                digest=saved.digest,
-                episodes=saved.episodes,
-                tokens=saved.tokens,
-                environment=self._config.environment.id,
-                sampled_by=sampled_by,
-                run_id=self._run_id,
-                step=step,
-                purpose=purpose,
-                reward_mean=float(np.mean(rewards)) if rewards else None,
-            )
+        saved_set = TrajectorySet(
+            set_id=digest_json([self._run_id, step, purpose, sampled_by, saved.digest])[:16],
+            uri=saved.uri,
+            digest=saved.digest,
+            episodes=saved.episodes,
+            tokens=saved.tokens,
+            environment=self._config.environment.id,
+            sampled_by=sampled_by,
+            run_id=self._run_id,
+            step=step,
+            purpose=purpose,
+            reward_mean=float(np.mean(rewards)) if rewards else None,
         )
         if purpose == "train":
-            self._loaded[recorded.set_id] = list(trajectories)
+            self._loaded[saved_set.set_id] = list(trajectories)
+        return saved_set
+
+    def record(self, training_set: TrajectorySet) -> TrajectorySet:
+        """Record a saved training set in the catalog; evaluations record theirs themselves."""
+        recorded = self._workspace.catalog.add_trajectory_set(training_set)
+        if self._training is not None:
+            self._training[recorded.step] = recorded
         return recorded
 
     def load(self, trajectory_set: TrajectorySet) -> list[Trajectory]:

@@ -32,6 +32,7 @@ def _die_around(owner: Any, name: str, count: int, *, after: bool) -> None:
 
 def _arm(point: str, count: int) -> None:
     from opentinker_core.policies.catalog import Catalog
+    from opentinker_core.runtime.policy_states import PolicyStates
     from opentinker_core.sampling.native import NativeSampler
     from opentinker_core.snapshots.store import BlobSnapshotStore
     from opentinker_core.training.trainer import Trainer
@@ -43,7 +44,7 @@ def _arm(point: str, count: int) -> None:
         "update": (Trainer, "optim_step", True),  # weights stepped in memory, nothing published
         "snapshot": (BlobSnapshotStore, "publish", True),  # one of two snapshots published
         "record": (Catalog, "publish_version", False),  # both published, no version recorded
-        "recorded": (Catalog, "publish_version", True),  # recorded, the sampler not refreshed
+        "recorded": (PolicyStates, "publish", True),  # recorded, the sampler not refreshed
     }[point]
     _die_around(owner, name, count, after=after)
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from opentinker_core.config.schema import LoRAConfig
-from opentinker_core.errors import NotFoundError, OpenTinkerError, UsageError
+from opentinker_core.errors import NotFoundError, UsageError
 from opentinker_core.policies.catalog import Catalog
 from opentinker_core.policies.refs import Ref, parse_ref
 from opentinker_core.policies.types import Policy, PolicyVersion
@@ -204,27 +204,32 @@ def test_checkpoints_that_someone_needs_are_kept(catalog: Catalog) -> None:
     versions = [publish(catalog, run, step) for step in range(6)]
     catalog.set_alias("adder", "best", 1)
     catalog.fork("adder@2", "other")
-    prunable = catalog.prunable_checkpoints(run.run_id, keep=2)
-    assert prunable == [versions[0], versions[3]]
-    for version in prunable:
-        assert catalog.forget_checkpoint(version).checkpoint is None
-        assert catalog.forget_checkpoint(version).checkpoint is None
-    assert catalog.version("adder@0").checkpoint is None
+    assert catalog.prune_checkpoints(run.run_id, keep=6) == []
+    assert catalog.prune_checkpoints(run.run_id, keep=2) == [versions[0].checkpoint, versions[3].checkpoint]
+    assert catalog.prune_checkpoints(run.run_id, keep=2) == []
+    kept = [version.number for version in catalog.versions("adder") if version.checkpoint is not None]
+    assert kept == [1, 2, 4, 5]
     assert catalog.version("adder@0").sampler == versions[0].sampler
-    assert catalog.prunable_checkpoints(run.run_id, keep=2) == []
-    for needed, reason in ((1, "the alias 'best'"), (2, "other@0"), (5, "the alias 'latest'")):
-        with pytest.raises(OpenTinkerError, match=f"checkpoint of adder@{needed}: {reason} needs it"):
-            catalog.forget_checkpoint(versions[needed])
+    catalog.rollback("adder", 2)
+    assert catalog.prune_checkpoints(run.run_id, keep=1) == [versions[4].checkpoint]
     with pytest.raises(UsageError, match="keep: 0; accepted: 1 or more"):
-        catalog.prunable_checkpoints(run.run_id, 0)
+        catalog.prune_checkpoints(run.run_id, 0)
+
+
+def test_checkpoints_of_other_runs_are_not_touched(catalog: Catalog) -> None:
+    policy = new_policy(catalog)
+    first, second = new_run(catalog, policy, "first"), new_run(catalog, policy, "second")
+    theirs = [publish(catalog, first, step) for step in range(3)]
+    mine = [publish(catalog, second, step) for step in range(3)]
+    assert catalog.prune_checkpoints(second.run_id, keep=1) == [mine[0].checkpoint, mine[1].checkpoint]
+    assert catalog.versions("adder")[:3] == theirs
 
 
 def test_publishing_again_after_pruning_is_still_the_same_version(catalog: Catalog) -> None:
     run = new_run(catalog, new_policy(catalog))
-    first = publish(catalog, run, 0)
-    publish(catalog, run, 1)
-    publish(catalog, run, 2)
-    catalog.forget_checkpoint(first)
+    for step in range(3):
+        publish(catalog, run, step)
+    catalog.prune_checkpoints(run.run_id, keep=1)
     assert publish(catalog, run, 0).checkpoint is None
 
 
@@ -254,7 +259,6 @@ def test_tenants_do_not_see_each_other(open_catalog: Callable[[str], Catalog], t
         lambda: theirs.set_alias("adder", "best", 0),
         lambda: theirs.rollback("adder", 0),
         lambda: theirs.fork("adder@0", "stolen"),
-        lambda: theirs.forget_checkpoint(version),
         lambda: theirs.reserve_version(policy.policy_id, run.run_id, 1),
         lambda: theirs.start_run("stolen", policy.policy_id, {}, ""),
         lambda: publish(theirs, run, 0, number=0),
@@ -264,7 +268,7 @@ def test_tenants_do_not_see_each_other(open_catalog: Callable[[str], Catalog], t
         lambda: theirs.update_run(run.run_id, mlflow_run_id="stolen"),
         lambda: theirs.run_versions(run.run_id),
         lambda: theirs.trajectory_sets(run.run_id),
-        lambda: theirs.prunable_checkpoints(run.run_id, 1),
+        lambda: theirs.prune_checkpoints(run.run_id, 1),
         lambda: theirs.trained_on("adder@0"),
         lambda: theirs.generated_by("adder@0"),
         lambda: theirs.consumers(sets.set_id),
