@@ -1,12 +1,15 @@
 """The host tier under threads and under failures: one load a miss, back-pressure, nothing lost."""
 
+import gc
 import random
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -16,8 +19,8 @@ from opentinker_core.policies.residency.types import Backing, NoRoomError, Resid
 from tests.policies.residency_values import Shelf, State
 
 
-def step_of(tier: HostTier[State], key: str, **options: float) -> int:
-    with tier.lease(key, **options) as state:
+def step_of(tier: HostTier[State], key: str, timeout_s: float | None = None) -> int:
+    with tier.lease(key, timeout_s=timeout_s) as state:
         return state.step
 
 
@@ -279,6 +282,29 @@ def test_growth_within_a_lease_pushes_others_out() -> None:
     assert tier.statistics().bytes <= 32
 
 
+def test_growth_during_a_load_does_not_take_its_room_away() -> None:
+    class Interfering(Shelf):
+        def load(self, key: str) -> State:
+            state = super().load(key)
+            if key == "b":
+                a.moments = bytes(40)
+                tier.resized("a")
+            return state
+
+    tier = HostTier(Interfering(a=1, b=2), 32, timeout_s=0)
+    with tier.lease("a") as a:
+        assert step_of(tier, "b") == 2
+        assert tier.statistics().bytes == 64
+
+
+def test_a_lease_counts_as_use_until_it_ends() -> None:
+    tier = HostTier(Shelf(a=1, b=2, c=3), 32)
+    with tier.lease("a"):
+        step_of(tier, "b")
+    step_of(tier, "c")
+    assert tier.resident() == ["a", "c"]
+
+
 def test_a_key_that_is_wanted_again_while_it_is_written_back_stays() -> None:
     shelf = Slow(slow=1, a=2)
     tier = HostTier(shelf, 16)
@@ -336,6 +362,54 @@ def test_flushing_everything_does_not_stop_at_the_first_failure() -> None:
     with pytest.raises(OSError, match="No space left"):
         tier.flush()
     assert shelf.disk == {}
+
+
+def test_errors_keep_no_memory_until_garbage_is_collected() -> None:
+    """An error's traceback refers to frames and so to values; no frame may refer to the error."""
+
+    class BrokenError(Exception):
+        pass
+
+    raised: list[weakref.ref[BrokenError]] = []
+
+    class Broken(Slow):
+        def load(self, key: str) -> State:
+            super().load(key)
+            raise self._error()
+
+        def save(self, key: str, value: State) -> None:
+            raise self._error()
+
+        def _error(self) -> BrokenError:
+            error = BrokenError()
+            raised.append(weakref.ref(error))
+            try:
+                return error
+            finally:
+                del error
+
+    def attempt() -> None:
+        with suppress(BrokenError):
+            step_of(tier, "slow")
+
+    shelf = Broken(slow=1)
+    tier = HostTier(shelf, 16)
+    threads = [threading.Thread(target=attempt) for _ in range(3)]
+    gc.disable()
+    try:
+        for thread in threads:
+            thread.start()
+        assert shelf.begun.wait(60)
+        time.sleep(0.05)  # for the others to come and wait
+        shelf.may_end.set()
+        for thread in threads:
+            thread.join()
+        tier.put("a", State.of_step(1))
+        with suppress(BrokenError):
+            tier.flush()
+        assert [error() for error in raised] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_dropping_forgets_what_was_not_written() -> None:
