@@ -209,6 +209,10 @@ class Trainer:
         """One AdamW step of `policy` with its accumulated gradients, which are cleared."""
         return {"grad_norm": self._state(policy).apply_gradients(config)}
 
+    def discard_gradient(self, policy: str) -> None:
+        """Forget what `policy` has accumulated since its last step."""
+        self._state(policy).gradient = None
+
     def _start(self, batch: PolicyBatch) -> _Running:
         state = self._state(batch.policy)
         if not batch.datums:
