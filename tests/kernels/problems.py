@@ -1,7 +1,7 @@
 """LoRA problems in which whatever must not be read is NaN, and whatever must not be written is watched."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ def make_problem(
     slices: tuple[int, ...] = (80,),
     dtype: torch.dtype = torch.float32,
     ranks: Sequence[int] | None = None,
+    invariant: bool = True,
     seed: int = 0,
 ) -> Problem:
     """A problem for rows of the given slots; `ranks` are the slots' own, at most `rank`, the rest is zero."""
@@ -59,7 +60,8 @@ def make_problem(
         Bt_SRN[slot, own[slot] :] *= 0
     x, dy = (activations(len(slots), width, dtype, draw, routed) for width in (n_in, sum(slices)))
     y = activations(len(slots), sum(slices), dtype, draw, routed)
-    return Problem(tuple(slots), RoutingPlan.of(slots), slices, x, y, A_SRK, Bt_SRN, dy)
+    plan = replace(RoutingPlan.of(slots), invariant=invariant)
+    return Problem(tuple(slots), plan, slices, x, y, A_SRK, Bt_SRN, dy)
 
 
 def factors(rank: int, width: int, dtype: torch.dtype, draw: torch.Generator, used: set[int]) -> Tensor:

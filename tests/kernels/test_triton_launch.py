@@ -65,22 +65,14 @@ def test_without_triton_a_launch_says_what_to_do(monkeypatch: pytest.MonkeyPatch
 
 
 @given(st.integers(1, 100_000), st.integers(1, 200_000), st.integers(1, 512), st.sampled_from([2, 4]))
-def test_tiles_fit_and_invariant_ones_do_not_depend_on_the_batch(
-    n_rows: int, width: int, rank: int, itemsize: int
-) -> None:
-    tiles = shrink_tiles(n_rows, width, rank, itemsize, invariant=False)
+def test_tiles_fit(n_rows: int, width: int, rank: int, itemsize: int) -> None:
+    tiles = shrink_tiles(n_rows, width, rank, itemsize)
     assert (tiles.rows + tiles.rank) * tiles.features * itemsize <= STAGE_BYTES
     assert tiles.split == 1 or width / tiles.split >= 512
-    out, grad = expand_tiles(n_rows, rank, itemsize, invariant=False), wgrad_tiles(rank, itemsize)
+    out, grad = expand_tiles(n_rows, rank, itemsize), wgrad_tiles(rank, itemsize)
     assert (out.rows + out.features) * out.rank * itemsize <= STAGE_BYTES
     assert (grad.rank + grad.features) * grad.rows * itemsize <= STAGE_BYTES
     for tile in (tiles, out, grad):  # powers of two, and what tensor cores take
         for side in (tile.rows, tile.rank, tile.features):
             assert side >= 16
             assert side & (side - 1) == 0
-    assert shrink_tiles(n_rows, width, rank, itemsize, invariant=True) == shrink_tiles(
-        1, width, rank, itemsize, invariant=True
-    )
-    assert expand_tiles(n_rows, rank, itemsize, invariant=True) == expand_tiles(
-        1, rank, itemsize, invariant=True
-    )

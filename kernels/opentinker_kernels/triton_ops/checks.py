@@ -36,7 +36,7 @@ def checked_widths(name: str, x_TD: Tensor, plan: RoutingPlan, slices: tuple[int
 def check_factor(W_SRD: Tensor, x_TD: Tensor, plan: RoutingPlan) -> None:
     """Raise ValueError unless W holds rank-major factors of the features of x, for all slots of the plan."""
     _check_tensor("W_SRD", W_SRD, x_TD.device)
-    n_slots, n_features = max(plan.slots, default=0) + 1, x_TD.shape[1]
+    n_slots, n_features = max(plan.slots, default=-1) + 1, x_TD.shape[1]
     fits = W_SRD.ndim == 3 and len(W_SRD) >= n_slots and W_SRD.shape[2] == n_features
     _expect(fits, "W_SRD", tuple(W_SRD.shape), f"(slots, rank, {n_features}), at least {n_slots} slots")
     _expect(W_SRD.stride(2) == 1, "W_SRD", W_SRD.stride(), "strides (any, any, 1)")

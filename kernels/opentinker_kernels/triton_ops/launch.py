@@ -18,6 +18,7 @@ from torch import Tensor
 from opentinker_kernels.plan import Blocks, RoutingPlan
 from opentinker_kernels.triton_ops.checks import check_factor, check_output, check_ranks, checked_widths
 from opentinker_kernels.triton_ops.tiles import (
+    INVARIANT_ROWS,
     SUM_TILE,
     Tiles,
     ceil_div,
@@ -33,12 +34,8 @@ def available() -> bool:
     return find_spec("triton") is not None
 
 
-def shrink(
-    x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = (), *, invariant: bool = False
-) -> Tensor:
+def shrink(x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()) -> Tensor:
     """Project routed rows to the rank space: (P, R) or (P, len(slices) * R), summed in float32, dtype of W.
-
-    With `invariant`, sums run in the order that a row would have in any other batch, at some cost in speed.
 
     Raises:
         ValueError: Shapes, types or devices do not fit.
@@ -51,7 +48,7 @@ def shrink(
     if not plan.n_routed:
         return u_PR
     x_TD = _adjacent(x_TD)
-    tiles = shrink_tiles(plan.n_rows, max(widths), rank, W_SRD.element_size(), invariant=invariant)
+    tiles = shrink_tiles(_n_rows(plan), max(widths), rank, W_SRD.element_size())
     sums_PR = u_PR if tiles.split == 1 else u_PR.new_empty(tiles.split, *u_PR.shape, dtype=torch.float32)
     blocks = plan.blocks(tiles.rows, device=x_TD.device)
     kernels = _kernels()
@@ -73,13 +70,7 @@ def shrink(
 
 
 def expand_add(
-    y_TD: Tensor,
-    u_PR: Tensor,
-    W_SRD: Tensor,
-    plan: RoutingPlan,
-    slices: tuple[int, ...] = (),
-    *,
-    invariant: bool = False,
+    y_TD: Tensor, u_PR: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()
 ) -> None:
     """Add `u W[slot]` to the routed rows of y in place, in float32, rounded once; otherwise as `shrink`."""
     widths = checked_widths("y_TD", y_TD, plan, slices)
@@ -90,7 +81,7 @@ def expand_add(
     if not plan.n_routed:
         return
     u_PR = _adjacent(u_PR)
-    tiles = expand_tiles(plan.n_rows, rank, W_SRD.element_size(), invariant=invariant)
+    tiles = expand_tiles(_n_rows(plan), rank, W_SRD.element_size())
     feature_tiles = _offsets(ceil_div(width, tiles.features) for width in widths)
     blocks = plan.blocks(tiles.rows, device=y_TD.device)
     with _device(y_TD):
@@ -107,7 +98,7 @@ def expand_add(
 def wgrad(u_PR: Tensor, x_TD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()) -> Tensor:
     """Gradient of a factor from each segment's rows, `u^T x`: float32 (G, R, D), R that of one slice.
 
-    A segment's sum runs in the order that it would have in any other batch. Raises as `shrink`.
+    It is invariant always. Raises as `shrink`.
     """
     widths = checked_widths("x_TD", x_TD, plan, slices)
     rank = u_PR.shape[1] // len(widths)
@@ -158,6 +149,11 @@ def _device(x_TD: Tensor) -> AbstractContextManager[Any]:
     if not _kernels().INTERPRETED:
         raise ValueError(f"device: {x_TD.device}; accepted: a CUDA or ROCm device")
     return nullcontext()
+
+
+def _n_rows(plan: RoutingPlan) -> int:
+    """Rows for which tiles are chosen."""
+    return INVARIANT_ROWS if plan.invariant else plan.n_rows
 
 
 def _rows(plan: RoutingPlan, blocks: Blocks) -> tuple[Tensor, ...]:

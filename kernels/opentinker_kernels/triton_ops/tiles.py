@@ -1,8 +1,8 @@
 """Sizes of the tiles in which the kernels work, by rules rather than by tuning.
 
 What is chosen decides in which order sums run. So it follows from the shape of the layer and the
-number of rows of the whole batch, never from who shares the batch; with `invariant` the number of
-rows does not count either, and a row's result is the same to the bit in every batch.
+number of rows of the whole batch, never from who shares the batch. Invariant plans are counted as one
+fixed number of rows: then a row's result is the same to the bit in every batch.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ STAGE_BYTES = 32 * 1024
 """Shared memory of a stage of a pipelined loop at most: three fit in the 99 KiB of sm_86, two in AMD's 64."""
 ENOUGH_PROGRAMS = 256
 """About two for each multiprocessor of a large GPU: no need to split the work further."""
+INVARIANT_ROWS = 4096
+"""Rows that an invariant plan is taken to have: those of a training batch."""
 LEAST_PART = 512
 """Features that a part of a split sum has at least."""
 LARGEST_SPLIT = 16
@@ -30,22 +32,21 @@ class Tiles:
     split: int = 1
 
 
-def shrink_tiles(n_rows: int, width: int, rank: int, itemsize: int, *, invariant: bool) -> Tiles:
+def shrink_tiles(n_rows: int, width: int, rank: int, itemsize: int) -> Tiles:
     """Tiles to sum over `width` features (of the widest slice), with `itemsize` bytes an element."""
-    rows = _block_rows(n_rows, invariant)
+    rows = _block_rows(n_rows)
     rank_tile = _rank_tile(rank, 128)
     features = _fit((rows + rank_tile) * itemsize)
-    blocks = 1 if invariant else power_of_two(ceil_div(n_rows, rows))
-    programs, split = blocks * ceil_div(rank, rank_tile), 1
+    programs, split = power_of_two(ceil_div(n_rows, rows)) * ceil_div(rank, rank_tile), 1
     while split < LARGEST_SPLIT and 2 * split * LEAST_PART <= width and programs * split < ENOUGH_PROGRAMS:
         split *= 2
     return Tiles(rows, rank_tile, features, split)
 
 
-def expand_tiles(n_rows: int, rank: int, itemsize: int, *, invariant: bool) -> Tiles:
+def expand_tiles(n_rows: int, rank: int, itemsize: int) -> Tiles:
     """Tiles of the output; the sum over ranks, of at most 64 at a time, is never split."""
     rank_tile = _rank_tile(rank, 64)
-    return Tiles(_block_rows(n_rows, invariant), rank_tile, _fit(2 * rank_tile * itemsize))
+    return Tiles(_block_rows(n_rows), rank_tile, _fit(2 * rank_tile * itemsize))
 
 
 def wgrad_tiles(rank: int, itemsize: int) -> Tiles:
@@ -68,8 +69,8 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _block_rows(n_rows: int, invariant: bool) -> int:
-    return 64 if invariant or n_rows > FEW_ROWS else 16
+def _block_rows(n_rows: int) -> int:
+    return 16 if n_rows <= FEW_ROWS else 64
 
 
 def _fit(feature_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,18 +13,17 @@ from tests.kernels.problems import Problem, bits, make_problem, watched
 SLOTS = [0, 3, -1, 1, 3, 3, 0, -1, 4, 1] * 4
 
 
-def forward(p: Problem, plan: RoutingPlan | None = None, *, invariant: bool = True) -> Tensor:
+def forward(p: Problem, plan: RoutingPlan | None = None) -> Tensor:
     """The new y of all rows."""
     plan, (y_TN, _) = plan or p.plan, watched(p.y_TN)
-    u_PR = triton_ops.shrink(p.x_TK, p.A_SRK, plan, invariant=invariant)
-    triton_ops.expand_add(y_TN, u_PR, p.Bt_SRN, plan, p.slices, invariant=invariant)
+    triton_ops.expand_add(y_TN, triton_ops.shrink(p.x_TK, p.A_SRK, plan), p.Bt_SRN, plan, p.slices)
     return y_TN
 
 
 def gradients(p: Problem) -> dict[int, tuple[Tensor, Tensor]]:
     """dA and dBt of each slot."""
-    u_PR = triton_ops.shrink(p.x_TK, p.A_SRK, p.plan, invariant=True)
-    du_PR = triton_ops.shrink(p.dy_TN, p.Bt_SRN, p.plan, p.slices, invariant=True)
+    u_PR = triton_ops.shrink(p.x_TK, p.A_SRK, p.plan)
+    du_PR = triton_ops.shrink(p.dy_TN, p.Bt_SRN, p.plan, p.slices)
     dA, dBt = triton_ops.wgrad(du_PR, p.x_TK, p.plan), triton_ops.wgrad(u_PR, p.dy_TN, p.plan, p.slices)
     return {slot: (dA[j], dBt[j]) for j, slot in enumerate(p.plan.slots)}
 
@@ -43,10 +42,10 @@ def of_rows(p: Problem, rows: Tensor, slots: list[int]) -> Problem:
     )
 
 
-@settings(max_examples=5, deadline=None, database=None)
+@settings(max_examples=5, deadline=None, database=None, phases=[Phase.generate])
 @given(st.permutations(range(len(SLOTS))))
 def test_shuffled_rows_give_shuffled_results(order: list[int]) -> None:
-    p = make_problem(SLOTS, n_in=130, slices=(70, 40), dtype=torch.float16)
+    p = make_problem(SLOTS, n_in=130, slices=(40, 30), dtype=torch.float16)
     shuffled = of_rows(p, torch.tensor(order), [SLOTS[row] for row in order])
     assert torch.equal(bits(forward(shuffled)), bits(forward(p)[order]))
 
@@ -54,7 +53,7 @@ def test_shuffled_rows_give_shuffled_results(order: list[int]) -> None:
 @pytest.mark.parametrize("n_in", [100, 1030])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_an_adapter_alone_gives_the_bits_it_gives_in_company(n_in: int, dtype: torch.dtype) -> None:
-    p = make_problem(SLOTS * 4, n_in=n_in, slices=(70, 40), dtype=dtype)
+    p = make_problem(SLOTS * 2, n_in=n_in, slices=(70, 40), dtype=dtype)
     together, gradients_together = forward(p), gradients(p)
     for slot in (0, 4):
         rows = torch.tensor(p.slots) == slot
@@ -64,23 +63,24 @@ def test_an_adapter_alone_gives_the_bits_it_gives_in_company(n_in: int, dtype: t
             assert torch.equal(bits(found), bits(expected))
 
 
-def test_another_adapters_data_changes_nothing_even_as_nan() -> None:
-    p = make_problem(SLOTS, n_in=1030)
-    before, gradients_before = forward(p, invariant=False), gradients(p)
+@pytest.mark.parametrize("invariant", [True, False])
+def test_another_adapters_data_changes_nothing_even_as_nan(invariant: bool) -> None:
+    p = make_problem(SLOTS, n_in=70, slices=(1030,), invariant=invariant)
+    before, gradients_before = forward(p), gradients(p)
     others = torch.tensor(p.slots) != 3
     for tensor in (p.x_TK, p.dy_TN):
         tensor[others] = torch.nan
     for factor in (p.A_SRK, p.Bt_SRN):
         factor[[0, 1, 2, 4]] = torch.nan
-    after = forward(p, invariant=False)
+    after = forward(p)
     assert torch.equal(bits(after[~others]), bits(before[~others]))
     for found, expected in zip(gradients(p)[3], gradients_before[3], strict=True):
         assert torch.equal(bits(found), bits(expected))
 
 
 def test_two_runs_agree_to_the_bit() -> None:
-    p = make_problem(SLOTS, n_in=1030)
-    assert torch.equal(bits(forward(p, invariant=False)), bits(forward(p, invariant=False)))
+    p = make_problem(SLOTS[:10], n_in=1030, invariant=False)
+    assert torch.equal(bits(forward(p)), bits(forward(p)))
 
 
 def test_one_slot_in_two_segments_has_two_gradients() -> None:
@@ -104,7 +104,7 @@ class Padded(RoutingPlan):
 
 
 def test_blocks_that_are_not_used_do_nothing() -> None:
-    p = make_problem(SLOTS, n_in=1030)
+    p = make_problem(SLOTS)
     padded = Padded(p.plan.n_rows, p.plan.segments, p.plan.rows)
     assert torch.equal(bits(forward(p, padded)), bits(forward(p)))
     u_PR = triton_ops.shrink(p.x_TK, p.A_SRK, p.plan)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -12,6 +12,8 @@ from opentinker_kernels.triton_ops.tiles import shrink_tiles, wgrad_chunk
 from tests.kernels.problems import N_SLOTS, Problem, bits, make_problem, watched
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+NO_SHRINKING = (Phase.explicit, Phase.generate)
+"""Shrinking would take many minutes here."""
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 
 
@@ -72,11 +74,12 @@ def problems(draw: st.DrawFn) -> Problem:
         ),
         dtype=draw(st.sampled_from([torch.float32, torch.float16]), label="dtype"),
         ranks=[draw(st.integers(1, rank)) for _ in range(N_SLOTS)],
+        invariant=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
     )
 
 
-@settings(max_examples=15, deadline=None, database=None)
+@settings(max_examples=12, deadline=None, database=None, phases=NO_SHRINKING)
 @given(problems())
 @example(make_problem([-1]))
 @example(make_problem([0], rank=1, n_in=1, slices=(1,)))
@@ -85,7 +88,7 @@ def test_forward_and_backward_equal_the_reference(problem: Problem) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("n_rows", [1, 63, 257])
+@pytest.mark.parametrize("n_rows", [1, 257])
 def test_any_number_of_rows_of_mixed_slots(n_rows: int, dtype: torch.dtype) -> None:
     problem = make_problem([(row * 7) % 6 - 1 for row in range(n_rows)], dtype=dtype, slices=(64, 24, 24))
     check_backward(problem, check_forward(problem))
@@ -93,8 +96,8 @@ def test_any_number_of_rows_of_mixed_slots(n_rows: int, dtype: torch.dtype) -> N
 
 @DTYPES
 def test_a_split_sum_over_many_features_equals_the_reference(dtype: torch.dtype) -> None:
-    assert shrink_tiles(3, 1100, 4, dtype.itemsize, invariant=False).split > 1
-    wide_in = make_problem([2, -1, 0], rank=4, n_in=1100, dtype=dtype)
+    assert shrink_tiles(3, 1100, 4, dtype.itemsize).split > 1
+    wide_in = make_problem([2, -1, 0], rank=4, n_in=1100, dtype=dtype, invariant=False)
     check_forward(wide_in)
     wide_out = make_problem([2, -1, 0], rank=4, slices=(1100, 100, 270), dtype=dtype)
     check_backward(wide_out, check_forward(wide_out))
