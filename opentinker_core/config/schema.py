@@ -4,8 +4,9 @@ A training config has up to two phases, `sft` and `rl`; which of them are presen
 run does (SFT, RL, or SFT and then RL of the same policy).
 """
 
+import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -30,14 +31,52 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def layer_pattern(pattern: str) -> re.Pattern[str]:
+    """What a key of `rank_pattern` or `alpha_pattern` matches: the end of a module's name, from a dot on.
+
+    The rule is PEFT's (`peft.utils.other.get_pattern_key`).
+    """
+    return re.compile(rf"(.*\.)?({pattern})$")
+
+
+def _pattern(value: str) -> str:
+    try:
+        layer_pattern(value)
+    except re.error as error:
+        raise ValueError(
+            f"{value!r} is no regular expression ({error}); accepted: ends of module names, or "
+            "regular expressions for them"
+        ) from error
+    return value
+
+
+Value = TypeVar("Value")
+
+
+def _sorted(patterns: dict[str, Value]) -> dict[str, Value]:
+    return dict(sorted(patterns.items()))
+
+
+Rank = Annotated[int, Field(ge=1, le=512)]
+Alpha = Annotated[float, Field(gt=0, le=1e6)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
+
+
 class LoRAConfig(Frozen):
     """The adapter of a policy; the words are PEFT's."""
 
-    rank: Annotated[int, Field(ge=1, le=512)] = 8
-    alpha: Annotated[float, Field(gt=0, le=1e6)] = 16.0
+    rank: Rank = 8
+    alpha: Alpha = 16.0
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """`all-linear`: every linear layer of the transformer blocks, not the head; or suffixes of
     module names, `lm_head` among them where the head is to be trained too."""
+    rank_pattern: Annotated[dict[Pattern, Rank], AfterValidator(_sorted)] = {}
+    """Ranks of single layers, by suffixes of module names or regular expressions for them. Of several
+    that match a layer the first in alphabetical order counts, as in a directory that PEFT wrote."""
+    alpha_pattern: Annotated[dict[Pattern, Alpha], AfterValidator(_sorted)] = {}
+    """Alphas of single layers, likewise."""
+    use_rslora: bool = False
+    """Scale updates by alpha / sqrt(rank) instead of alpha / rank (rsLoRA, arXiv:2312.03732)."""
 
 
 class PolicyConfig(Frozen):

@@ -4,7 +4,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from opentinker_core.errors import OpenTinkerError
 from opentinker_core.lora.adapter import Adapter
+from opentinker_core.lora.layout import HEAD
 
 
 @torch.no_grad()
@@ -13,8 +15,18 @@ def merge(model: PreTrainedModel, adapter: Adapter) -> None:
 
     A head that shares its weight with the embedding gets a weight of its own first: the adapter
     changes the head only.
+
+    Raises:
+        OpenTinkerError: a targeted layer is quantized.
     """
-    if "lm_head" in adapter.factors and model.config.tie_word_embeddings:
+    for name in adapter.factors:
+        layer = model.get_submodule(name)
+        if not (isinstance(layer, nn.Linear) and layer.weight.is_floating_point()):
+            raise OpenTinkerError(
+                f"merge: layer {name!r} is a quantized {type(layer).__name__}; "
+                "accepted: linear layers of floats"
+            )
+    if HEAD in adapter.factors and model.config.tie_word_embeddings:
         model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone(), requires_grad=False)
         model.config.tie_word_embeddings = False
     for name, factors in adapter.factors.items():

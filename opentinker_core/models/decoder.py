@@ -14,6 +14,22 @@ from transformers import PreTrainedModel
 from opentinker_core.errors import UsageError
 from opentinker_core.models.attention import FlatRows
 
+ARCHITECTURES = (
+    "Gemma3ForCausalLM",
+    "GemmaForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "SmolLM3ForCausalLM",
+)
+"""Those whose tokens meet in causal attention only, and whose logits are the head's, capped at most.
+
+Others would run, and be wrong where they scale their logits, pass state from token to token past
+attention, or keep experts in parameters that are no linear layers. Each of these is tested.
+"""
+
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
@@ -28,15 +44,16 @@ class Decoder:
         """Take `model` apart.
 
         Raises:
-            UsageError: its architecture does not have these parts.
+            UsageError: its architecture, or something that its config asks for, is not supported.
         """
-        trunk, head = getattr(model, "model", None), getattr(model, "lm_head", None)
-        if not isinstance(trunk, nn.Module) or not isinstance(head, nn.Module):
+        name = type(model).__name__
+        if name not in ARCHITECTURES:
             raise UsageError(
-                f"policy.base_model: {type(model).__name__} is not supported; "
-                "accepted: decoder models with the parts `model` and `lm_head`"
+                f"policy.base_model: the architecture {name} is not supported; "
+                f"accepted: {', '.join(ARCHITECTURES)}"
             )
-        return cls(model, trunk, head)
+        _check_config(model.config)
+        return cls(model, model.model, model.lm_head)
 
     @property
     def device(self) -> torch.device:
@@ -73,4 +90,28 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of hidden states (..., D)."""
-        return self.head(hidden)
+        logits = self.head(hidden)
+        cap = getattr(self.config, "final_logit_softcapping", None)  # Gemma; applied past the head
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def _check_config(config: Any) -> None:
+    """Refuse what `attend` and rows of many policies in one pass would get wrong."""
+    for field in ("attn_logit_softcapping", "use_bidirectional_attention"):
+        if getattr(config, field, None):
+            raise UsageError(
+                f"policy.base_model: {field} {getattr(config, field)!r} is not supported; "
+                "accepted: models without"
+            )
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    for kind in kinds:
+        if kind.get("rope_type") in _ROPE_BY_LENGTH:
+            raise UsageError(
+                f"policy.base_model: rope_type {kind['rope_type']!r} is not supported, because it depends on "
+                "the longest row of a batch, which may be another policy's; accepted: default, linear, "
+                "llama3, yarn"
+            )
+
+
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
