@@ -1,8 +1,9 @@
 """Decoding with many LoRA adapters in one batch, one sequence each: the price over the base model alone.
 
 The same sequences are decoded by our sampler without an adapter, by our sampler with as many adapters as
-sequences, and by PEFT's mixed batch (`generate(adapter_names=...)`), greedily, prompt of 32 tokens. A turn
-measures one after the other; ratios are medians over turns.
+sequences, and by PEFT's mixed batch (`generate(adapter_names=...)`), greedily, after a prompt of 32 tokens.
+A decode step is what another token costs: the time for `--new-tokens` less that for one, which has the
+prefill in it. A turn measures one way after the other; ratios are medians over turns.
 
     python benchmarks/multi_lora_decode.py [--json] [--models tiny smollm2] [--turns N]
 """
@@ -11,7 +12,6 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -40,14 +40,14 @@ ADAPTERS = {"smollm2": 8, "tiny": 64}
 class Arms:
     """The three ways over the same prompts; each gives the tokens it decoded."""
 
-    def __init__(self, subject: Subject, scratch: Path, new_tokens: int, *, peer: bool) -> None:
-        self._n, self._new = ADAPTERS[subject.name], new_tokens
+    def __init__(self, subject: Subject, scratch: Path) -> None:
+        self._n = ADAPTERS[subject.name]
         draw = np.random.default_rng(0)
         self._prompts = draw.integers(5, subject.vocabulary, (self._n, PROMPT))
         decoder, pool = subject.fused()
         directories = self._write_adapters(pool, scratch, subject.name)
         self._sampler = self._make_sampler(decoder, pool, directories)
-        self._peer = self._make_peer(subject, directories) if peer else None
+        self._peer = self._make_peer(subject, directories)
 
     def _write_adapters(self, pool: AdapterPool, scratch: Path, name: str) -> list[Path]:
         directories = []
@@ -79,15 +79,15 @@ class Arms:
             model.load_adapter(directory, f"p{index}")
         return model.eval()
 
-    def base(self) -> list[list[int]]:
+    def base(self, new_tokens: int) -> list[list[int]]:
         """Our sampler without an adapter."""
-        return self._sample([BASE] * self._n)
+        return self._sample([BASE] * self._n, new_tokens)
 
-    def adapters(self) -> list[list[int]]:
+    def adapters(self, new_tokens: int) -> list[list[int]]:
         """Our sampler, an adapter for each sequence."""
-        return self._sample([f"p{index}@1" for index in range(self._n)])
+        return self._sample([f"p{index}@1" for index in range(self._n)], new_tokens)
 
-    def peft(self) -> list[list[int]]:
+    def peft(self, new_tokens: int) -> list[list[int]]:
         """PEFT, an adapter for each sequence."""
         ids = torch.from_numpy(self._prompts)
         names = [f"p{index}" for index in range(self._n)]
@@ -96,15 +96,15 @@ class Arms:
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 adapter_names=names,
-                max_new_tokens=self._new,
-                min_new_tokens=self._new,
+                max_new_tokens=new_tokens,
+                min_new_tokens=new_tokens,
                 do_sample=False,
                 pad_token_id=0,
             )
         return out[:, PROMPT:].tolist()
 
-    def _sample(self, versions: list[str]) -> list[list[int]]:
-        params = SamplingParams(self._new, temperature=0.0)
+    def _sample(self, versions: list[str], new_tokens: int) -> list[list[int]]:
+        params = SamplingParams(new_tokens, temperature=0.0)
         requests = [
             SampleRequest(tuple(prompt.tolist()), params, version, (0,))
             for prompt, version in zip(self._prompts, versions, strict=True)
@@ -112,19 +112,25 @@ class Arms:
         return [sequences[0].tokens.tolist() for sequences in self._sampler.sample(requests)]
 
 
-def measure(arms: list[Callable[[], object]], turns: int) -> list[list[float]]:
-    """Seconds of each turn of each arm."""
+Arm = Callable[[int], list[list[int]]]
+
+
+def measure(arms: list[Arm], turns: int, new_tokens: int) -> list[list[float]]:
+    """Milliseconds a decode step of each arm, of each turn."""
     for arm in arms:
-        arm()
-    seconds: list[list[float]] = [[] for _ in arms]
+        arm(2)
+    steps: list[list[float]] = [[] for _ in arms]
     for _ in range(turns):
-        times = [time.perf_counter()]
-        for arm in arms:
-            arm()
-            times.append(time.perf_counter())
-        for own, (started, ended) in zip(seconds, pairwise(times), strict=True):
-            own.append(ended - started)
-    return seconds
+        for arm, own in zip(arms, steps, strict=True):
+            longer = _seconds(arm, new_tokens)
+            own.append(1000 * (longer - _seconds(arm, 1)) / (new_tokens - 1))
+    return steps
+
+
+def _seconds(arm: Arm, new_tokens: int) -> float:
+    started = time.perf_counter()
+    arm(new_tokens)
+    return time.perf_counter() - started
 
 
 def main() -> None:
@@ -139,19 +145,20 @@ def main() -> None:
     ratios = {}
     for name in arguments.models:
         with TemporaryDirectory() as scratch:
-            arms = Arms(MODELS[name](torch.float32), Path(scratch), arguments.new_tokens, peer=True)
-            same = sum(a == b for a, b in zip(arms.adapters(), arms.peft(), strict=True))
-            base, ours_s, peer = measure([arms.base, arms.adapters, arms.peft], arguments.turns)
-        n, steps = ADAPTERS[name], arguments.new_tokens
+            arms = Arms(MODELS[name](torch.float32), Path(scratch))
+            long = arguments.new_tokens
+            same = sum(a == b for a, b in zip(arms.adapters(long), arms.peft(long), strict=True))
+            base, ours, peer = measure([arms.base, arms.adapters, arms.peft], arguments.turns, long)
+        n = ADAPTERS[name]
         rows += [
-            (f"{name} base alone, {n} sequences", 1000 * median(base) / steps, "ms a step"),
-            (f"{name} {n} adapters", 1000 * median(ours_s) / steps, "ms a step"),
-            (f"{name} PEFT mixed batch", 1000 * median(peer) / steps, "ms a step"),
+            (f"{name} base alone, {n} sequences", median(base), "ms a step"),
+            (f"{name} {n} adapters", median(ours), "ms a step"),
+            (f"{name} PEFT mixed batch", median(peer), "ms a step"),
             (f"{name} sequences decoded alike", same / n, "share"),
         ]
-        ratios[f"{name}_{n}_over_base"] = median(o / b for o, b in zip(ours_s, base, strict=True))
-        ratios[f"{name}_{n}_vs_peft_mixed"] = median(p / o for o, p in zip(ours_s, peer, strict=True))
-    show("multi-LoRA decoding (prefill included)", rows, ratios, as_json=arguments.json)
+        ratios[f"{name}_{n}_over_base"] = median(o / b for o, b in zip(ours, base, strict=True))
+        ratios[f"{name}_{n}_vs_peft_mixed"] = median(p / o for o, p in zip(ours, peer, strict=True))
+    show("multi-LoRA decoding", rows, ratios, as_json=arguments.json)
 
 
 if __name__ == "__main__":
