@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from opentinker_core.errors import OpenTinkerError
-from opentinker_core.lora.layout import Group, ModelLayout
+from opentinker_core.lora.layout import HEAD, Group, ModelLayout
 from opentinker_core.lora.routing import Part, Routing, active_routing
 from opentinker_core.lora.rowwise import Rowwise
 from opentinker_kernels import ops
@@ -71,14 +71,25 @@ class SharedInput:
         if torch.is_grad_enabled():
             # Without it autograd would not come back to the first layers, whose input is constant.
             anchor = torch.zeros((), device=x_TK.device, requires_grad=True)
-            if all(type(layer.base) is nn.Linear for layer in self.layers):
-                return list(_MultiLoRA.apply(x_TK, anchor, self, parts))
-            ys = [layer.base(x_TK) for layer in self.layers]
-            return list(_MultiLoRA.apply(x_TK, anchor, self, parts, *ys))
+            plain = all(type(layer.base) is nn.Linear for layer in self.layers)
+            given = [] if plain else self._differentiable(x_TK)
+            return list(_MultiLoRA.apply(x_TK, anchor, self, parts, *given))
         ys = [self.rowwise(layer.base, x_TK) for layer in self.layers]
         for part in parts:
             self.add_updates(ys, self.project(x_TK, part), part)
         return ys
+
+    def _differentiable(self, x_TK: Tensor) -> list[Tensor]:
+        """The frozen layers' outputs, of which autograd knows the gradient itself, to be changed in place."""
+        ys = [self.rowwise(layer.base, x_TK) for layer in self.layers]
+        if x_TK.requires_grad and not all(y_TN.requires_grad for y_TN in ys):
+            kinds = ", ".join(sorted({type(layer.base).__name__ for layer in self.layers}))
+            raise OpenTinkerError(
+                f"{self.layers[0].name}: {kinds} has no backward pass; accepted for training: "
+                "linear layers that pass gradients on to their input"
+            )
+        # Autograd refuses that a function with several outputs changes views in place.
+        return [y_TN if y_TN._base is None else y_TN.clone() for y_TN in ys]
 
     def project(self, x_TK: Tensor, part: Part) -> Tensor:
         """The routed rows in the rank space of all layers, (P, layers * R)."""
@@ -164,12 +175,32 @@ def _backward_part(
 
 
 def linear_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """(K, N) of every linear layer of a plain model, by module name."""
-    return {
-        name: (module.in_features, module.out_features)
+    """(K, N) of every linear layer of a plain model, by module name.
+
+    Linear is what says its `in_features` and `out_features`: `nn.Linear`, and the classes that
+    quantization puts in its place. What such a layer is made of is not looked at.
+    """
+    shapes: dict[str, tuple[int, int]] = {}
+    outer = ""
+    for name, module in model.named_modules():
+        if outer and name.startswith(outer):
+            continue
+        sizes = (getattr(module, "in_features", None), getattr(module, "out_features", None))
+        if all(isinstance(size, int) for size in sizes):
+            shapes[name] = sizes  # type: ignore[assignment]
+            outer = f"{name}."
+    return shapes
+
+
+def _tables(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of embedding and head, by module name."""
+    modules = {
+        name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == HEAD
     }
+    weights = {name: getattr(module, "weight", None) for name, module in modules.items()}
+    return {name: weight for name, weight in weights.items() if isinstance(weight, Tensor)}
 
 
 def install(model: nn.Module) -> ModelLayout:
@@ -178,7 +209,7 @@ def install(model: nn.Module) -> ModelLayout:
     Wrapping all of them, once, lets adapters with different targets share the model.
     """
     model.requires_grad_(False)
-    layout = ModelLayout.of(linear_shapes(model))
+    layout = ModelLayout.of(linear_shapes(model), _tables(model))
     rowwise = Rowwise.measured(model, layout)
     for group in layout.groups:
         layers = []
