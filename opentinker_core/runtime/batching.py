@@ -150,11 +150,14 @@ class _Filling:
     def admits(self, entry: Entry) -> bool:
         """Take `entry` in if there is room for it, as there always is for the first."""
         operation = entry.operation
-        adapters = self._adapters | ({operation.subject} - {BASE})
+        needs_slot = operation.subject != BASE and operation.subject not in self._adapters
+        no_slot = needs_slot and len(self._adapters) == self.limits.slots
         size = self._size + (operation.sequences if self.kind is Kind.SAMPLE else operation.tokens)
-        if self.entries and (len(adapters) > self.limits.slots or size > self._capacity):
+        if self.entries and (no_slot or size > self._capacity):
             self.refused_any = True
             return False
         self.entries.append(entry)
-        self._adapters, self._size = adapters, size
+        self._size = size
+        if needs_slot:
+            self._adapters.add(operation.subject)
         return True

@@ -8,7 +8,6 @@ What a failure means for later operations: see `chains`.
 import atexit
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from itertools import count
@@ -18,6 +17,7 @@ from typing import Any
 from opentinker_core.errors import OpenTinkerError
 from opentinker_core.runtime.batching import Batch, BatchLimits, FairShares, form_batch
 from opentinker_core.runtime.chains import Chains
+from opentinker_core.runtime.company import Company
 from opentinker_core.runtime.operation_queue import DEFAULT_BOUNDS, Entry, OperationQueue, QueueBounds
 from opentinker_core.runtime.operations import (
     TRAINS,
@@ -25,7 +25,6 @@ from opentinker_core.runtime.operations import (
     ClosedError,
     DependencyError,
     Executor,
-    Lane,
     Operation,
     Result,
 )
@@ -33,18 +32,14 @@ from opentinker_core.runtime.scheduler_statistics import Statistics, Tally
 
 _LOG = logging.getLogger(__name__)
 
-COMPANY_SECONDS = 0.002
-"""How long a batch with room waits for the clients that were answered last; see `Scheduler`."""
+COMPANY_SECONDS = 0.005
+"""Long enough for a client that only looks at its result, short beside a pass through a model."""
 
 
 class Scheduler:
     """Queues operations and runs them on a thread of its own until it is closed.
 
-    A batch with room waits, for `company_seconds` at most after the last one ended, for those lanes
-    that were answered by the last one and have nothing waiting. Without it, two clients that each
-    wait for their results would take turns for ever and never share a pass: when one is answered,
-    the other's operation waits already, and would start alone. Clients that were not just answered
-    are not waited for, and a client that is alone never waits.
+    A batch that has room may wait for company, `company_seconds` at most (see `company`).
     """
 
     def __init__(
@@ -57,7 +52,6 @@ class Scheduler:
     ) -> None:
         self._executor = executor
         self._limits = limits
-        self._company_seconds = company_seconds
         # Guards everything below; notified when operations arrive, when some leave, and on closing.
         self._changed = threading.Condition()
         self._queue = OperationQueue(bounds)
@@ -66,8 +60,7 @@ class Scheduler:
         self._tally = Tally()
         self._numbers = count()
         self._running: dict[int, Entry] = {}
-        self._answered: set[Lane] = set()
-        self._company_until = 0.0
+        self._company = Company(company_seconds)
         self._closed_because: str | None = None
         self._worker = threading.Thread(target=self._work, name="opentinker-engine", daemon=True)
         self._worker.start()
@@ -96,6 +89,7 @@ class Scheduler:
             entry = Entry(next(self._numbers), operation)
             self._queue.add(entry)
             self._shares.joined(operation.tenant)
+            self._company.arrived(operation.lane)
             self._changed.notify_all()
         return entry.future
 
@@ -165,19 +159,13 @@ class Scheduler:
                     self._changed.wait()
                     continue
                 batch = form_batch(self._queue.lanes, self._shares, self._limits)
-                patience = self._patience(batch)
+                patience = self._company.patience() if batch.has_room and not self._closed_because else 0.0
                 if patience <= 0:
                     self._queue.take(batch.entries)
                     self._running = {entry.number: entry for entry in batch.entries}
                     self._changed.notify_all()
                     return batch
                 self._changed.wait(patience)
-
-    def _patience(self, batch: Batch) -> float:
-        """Seconds that `batch` may wait for company."""
-        if self._closed_because or not batch.has_room or self._answered <= self._queue.lanes.keys():
-            return 0.0
-        return self._company_until - time.monotonic()
 
     def _run_next(self) -> bool:
         batch = self._next()
@@ -192,8 +180,7 @@ class Scheduler:
         for entry, outcome in zip(entries, self._outcomes(entries), strict=True):
             self._settle(entry, outcome)
         with self._changed:
-            self._answered = {entry.operation.lane for entry in entries}
-            self._company_until = time.monotonic() + self._company_seconds
+            self._company.answered([entry.operation for entry in entries], self._queue.lanes.keys())
         return True
 
     def _starts(self, entry: Entry) -> bool:

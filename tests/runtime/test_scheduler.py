@@ -1,8 +1,10 @@
 """The engine's queue with its thread: order, company, room, cancellation, closing, statistics."""
 
 import asyncio
+import gc
 import random
 import threading
+import weakref
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.runtime.batching import BatchLimits
-from opentinker_core.runtime.operation_queue import Bound, QueueBounds
+from opentinker_core.runtime.operation_queue import Bound, Entry, OperationQueue, QueueBounds
 from opentinker_core.runtime.operations import BusyError, ClosedError, Kind, Operation
 from opentinker_core.runtime.scheduler import Scheduler
 from tests.runtime.executors import Bookkeeper, Fails, held, operation
@@ -206,10 +208,22 @@ def test_others_have_room_when_one_tenant_has_none() -> None:
             scheduler.submit(operation(FB, "q", tenant="b"))
 
 
-def test_submit_waits_for_room() -> None:
+def test_what_was_taken_makes_room() -> None:
+    queue = OperationQueue(QueueBounds(ALONG, ALONG, Bound(10, 10)))
+    entries = [Entry(number, operation(FB, size_bytes=5)) for number in range(2)]
+    for entry in entries:
+        queue.add(entry)
+    assert queue.full(operation(FB, size_bytes=1)) is not None
+    queue.take(entries[:1])
+    assert queue.full(operation(FB, size_bytes=5)) is None
+    assert queue.full(operation(FB, size_bytes=6)) is not None
+
+
+@pytest.mark.parametrize("bound", [Bound(1, 1000), Bound(1000, 9)])
+def test_submit_waits_for_room(bound: Bound) -> None:
     bookkeeper = Bookkeeper()
-    bounds = QueueBounds(ALONG, Bound(1, 1000), ALONG)
-    submitted = [operation(FB, "p") for _ in range(5)]
+    bounds = QueueBounds(ALONG, bound, ALONG)
+    submitted = [operation(FB, "p", size_bytes=5) for _ in range(5)]
     with held(bookkeeper, bounds=bounds) as scheduler:
         scheduler.submit(submitted[0])
         thread = threading.Thread(target=lambda: [scheduler.submit(x, timeout=None) for x in submitted[1:]])
@@ -292,6 +306,17 @@ def test_a_closed_scheduler_takes_nothing_and_leaves_no_thread() -> None:
         scheduler.submit(operation(SAMPLE))
 
 
+def test_nothing_keeps_a_closed_scheduler_alive() -> None:
+    bookkeeper = Bookkeeper()
+    scheduler = Scheduler(bookkeeper, BatchLimits(slots=1))
+    scheduler.call(operation(FB))
+    scheduler.close()
+    alive = weakref.ref(scheduler)
+    del scheduler
+    gc.collect()
+    assert alive() is None
+
+
 def test_closing_ends_the_wait_for_room() -> None:
     bookkeeper, errors = Bookkeeper(), []
     bounds = QueueBounds(ALONG, ALONG, Bound(1, 1000))
@@ -362,6 +387,22 @@ def test_callbacks_may_submit_but_not_wait() -> None:
     assert [item.kind for item in bookkeeper.executed[1:]] == [FB, STEP]
 
 
+def test_what_a_tenant_was_served_while_nobody_waited_is_not_held_against_it() -> None:
+    bookkeeper = Bookkeeper()
+    with held(bookkeeper) as scheduler:
+        bookkeeper.open.set()
+        for _ in range(5):
+            scheduler.call(operation(Kind.SAVE, tenant="a"))
+        bookkeeper.open.clear()
+        bookkeeper.started.clear()
+        scheduler.submit(operation(Kind.SAVE, "plug", tenant="plug"))
+        bookkeeper.started.wait()
+        submitted = [operation(Kind.SAVE, tenant=tenant) for tenant in "abbb"]
+        for item in submitted:
+            scheduler.submit(item)
+    assert bookkeeper.executed[-4:] == submitted
+
+
 def test_futures_can_be_awaited() -> None:
     async def train(scheduler: Scheduler) -> list[Any]:
         pending = [asyncio.wrap_future(scheduler.submit(operation(kind))) for kind in (FB, STEP)]
@@ -386,7 +427,8 @@ def test_statistics_count_what_waits_runs_and_ran() -> None:
         scheduler.close()
     after = scheduler.statistics()
     fb, sample = after.kinds[FB], after.kinds[SAMPLE]
-    assert (after.waiting, fb.running, fb.done, fb.cancelled) == (0, 0, 2, 1)
+    assert (after.waiting, fb.done, fb.cancelled) == (0, 2, 1)
+    assert not any(kind.running for kind in after.kinds.values())
     assert (sample.done, sample.failed) == (0, 1)
     assert fb.batch_sizes == {2: 1}
     assert before.kinds[FB].waiting == 3

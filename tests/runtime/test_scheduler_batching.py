@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opentinker_core.errors import UsageError
-from opentinker_core.runtime.batching import BatchLimits, FairShares, cost, form_batch
+from opentinker_core.runtime.batching import OPERATION_COST, BatchLimits, FairShares, form_batch
 from opentinker_core.runtime.operation_queue import Entry, OperationQueue
 from opentinker_core.runtime.operations import FUSED, Kind, Operation
 from opentinker_core.sampling.protocol import BASE
@@ -144,6 +144,11 @@ def test_policies_of_a_tenant_run_in_the_order_of_arrival() -> None:
     assert [batch[0] for batch in _queue(*submitted).drain()] == submitted
 
 
+def test_tenants_share_a_batch_equally() -> None:
+    lots = [operation(FB, "p", tenant=tenant, tokens=100) for tenant in "aaaaaaaaaabbbbbbbbbb"]
+    assert Counter(item.tenant for item in _queue(*lots, tokens=1000).next()) == {"a": 5, "b": 5}
+
+
 @settings(deadline=None)
 @given(
     others=st.integers(1, 4),
@@ -192,8 +197,9 @@ def test_two_tenants_with_much_to_do_get_equal_shares(
             while queue.waiting(tenant) < 40:  # more than any batch takes
                 queue.add(operation(kind, tenant, tenant=tenant, tokens=size, sequences=2))
         batch = queue.next()
-        served[batch[0].tenant] += sum(map(cost, batch))
-        largest = max(largest, sum(map(cost, batch)))
+        tokens = sum(item.tokens + OPERATION_COST for item in batch)
+        served[batch[0].tenant] += tokens
+        largest = max(largest, tokens)
     assert abs(served["a"] - served["b"]) <= 2 * largest
 
 
@@ -206,7 +212,7 @@ def test_riding_along_is_made_up_for_by_one_batch_at_most() -> None:
     queue.add(*[operation(STEP, "r", tenant="c") for _ in range(100)])
     queue.add(operation(FB, "q", tenant="b", tokens=480))
     turns = next(turn for turn in range(100) if queue.next()[0].tenant == "b")
-    assert turns <= 1000 / cost(operation(STEP)) + 1
+    assert turns <= 1000 / OPERATION_COST + 1
 
 
 @pytest.mark.parametrize("name", ["slots", "tokens", "sequences"])
