@@ -92,7 +92,9 @@ class Executor(Protocol):
         Raises:
             Exception: the batch could not run, and nothing of it was done: a `forward_backward` has
                 left no gradients of any policy, no step was taken. The operations of a batch of
-                several are then tried again one by one.
+                several are then tried again one by one. An executor that runs steps one after the
+                other must therefore give what one of them raises as its outcome, whatever it is:
+                those before it would be taken twice.
         """
         ...
 

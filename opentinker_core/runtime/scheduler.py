@@ -120,7 +120,10 @@ class Scheduler:
             return self._tally.statistics(self._queue, self._running.values())
 
     def close(self, *, drain: bool = True) -> None:
-        """Take no more operations, run (`drain`) or cancel those that wait, and end the thread."""
+        """Take no more operations, run (`drain`) or cancel those that wait, and end the thread.
+
+        Returns when the thread has ended, unless called by it (by a callback, or a finalizer).
+        """
         with self._changed:
             self._closed_because = self._closed_because or "the engine is closed"
             waiting = [] if drain else self._queue.take_all()
@@ -129,7 +132,8 @@ class Scheduler:
             entry.future.cancel()
             entry.future.set_running_or_notify_cancel()
             self._end(entry, CancelledError())
-        self._worker.join()
+        if threading.current_thread() is not self._worker:
+            self._worker.join()
         atexit.unregister(self.close)
 
     def __enter__(self) -> "Scheduler":

@@ -403,6 +403,16 @@ def test_what_a_tenant_was_served_while_nobody_waited_is_not_held_against_it() -
     assert bookkeeper.executed[-4:] == submitted
 
 
+def test_a_callback_may_close() -> None:
+    bookkeeper = Bookkeeper()
+    with held(bookkeeper) as scheduler:
+        scheduler.submit(operation(FB)).add_done_callback(lambda _: scheduler.close(drain=False))
+        late = scheduler.submit(operation(STEP))
+        bookkeeper.open.set()
+        with pytest.raises(CancelledError):
+            late.result()
+
+
 def test_futures_can_be_awaited() -> None:
     async def train(scheduler: Scheduler) -> list[Any]:
         pending = [asyncio.wrap_future(scheduler.submit(operation(kind))) for kind in (FB, STEP)]
