@@ -1,5 +1,11 @@
-"""The embedded engine: one base model in this process, with its trainer and its native sampler."""
+"""The embedded engine: one base model in this process, which trains and samples for all who open it.
 
+Whoever opens the same base model with the same settings shares it: operations of several runs meet in one
+queue and go through the model together.
+"""
+
+import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,58 +14,99 @@ from transformers import PreTrainedTokenizerBase
 
 from opentinker_core.config.schema import LoRAConfig, RuntimeConfig
 from opentinker_core.lora.layer import install
-from opentinker_core.lora.layout import target_names
+from opentinker_core.lora.layout import ModelLayout, target_names
 from opentinker_core.lora.pool import AdapterPool
 from opentinker_core.models.decoder import Decoder
 from opentinker_core.models.loading import load_model, load_tokenizer
 from opentinker_core.models.placement import placement
 from opentinker_core.models.source import ModelSource, resolve
+from opentinker_core.runtime.batching import BatchLimits
+from opentinker_core.runtime.clients import SamplerClient, TrainerClient
+from opentinker_core.runtime.executor import EngineExecutor
+from opentinker_core.runtime.scheduler import Scheduler
+from opentinker_core.runtime.scheduler_statistics import Statistics
 from opentinker_core.sampling.native import NativeSampler
 from opentinker_core.training.trainer import LayoutSettings, Trainer
+
+FetchSnapshot = Callable[[str, str], Path]
+
+
+class SharedEngine:
+    """A loaded base model with its queue. The weights are shared; policies only add adapters."""
+
+    def __init__(self, source: ModelSource, config: RuntimeConfig, fetch: FetchSnapshot) -> None:
+        place = placement(config)
+        model = load_model(source, place.device, place.dtype)
+        self.source = source
+        self.tokenizer = load_tokenizer(source)
+        self.linears: ModelLayout = install(model)
+        decoder = Decoder.of(model)
+        self.max_context = decoder.max_context
+        self.dtype = str(place.dtype).removeprefix("torch.")
+        pool = AdapterPool(self.linears, place.device, place.dtype, config.adapter_slots)
+        layout = LayoutSettings(config.micro_batch_tokens, config.share_prefix, config.pack)
+        trainer = Trainer(decoder, pool, source.name, layout)
+        sampler = NativeSampler(decoder, pool, self.tokenizer, fetch, trainer.read_adapter)
+        limits = BatchLimits(slots=config.adapter_slots)
+        self.scheduler = Scheduler(EngineExecutor(trainer, sampler), limits)
+        # The thread keeps the model alive, not this object: it ends with the last who holds it.
+        self.close = weakref.finalize(self, self.scheduler.close)
 
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """A loaded base model and what computes with it. The weights are shared; policies only add adapters."""
+    """A tenant's view of an engine."""
 
-    source: ModelSource
-    tokenizer: PreTrainedTokenizerBase
-    trainer: Trainer
-    sampler: NativeSampler
-    max_context: int
-    dtype: str
-    """`float32` or `bfloat16`."""
-    check_targets: Callable[[LoRAConfig], object]
-    """Raises UsageError if a LoRA config does not fit the base model."""
+    shared: SharedEngine
+    trainer: TrainerClient
+    sampler: SamplerClient
+
+    @property
+    def source(self) -> ModelSource:
+        return self.shared.source
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.shared.tokenizer
+
+    @property
+    def max_context(self) -> int:
+        return self.shared.max_context
+
+    @property
+    def dtype(self) -> str:
+        """`float32` or `bfloat16`."""
+        return self.shared.dtype
+
+    def check_targets(self, lora: LoRAConfig) -> None:
+        """Raise UsageError if a LoRA config does not fit the base model."""
+        target_names(lora, self.shared.linears)
+
+    def statistics(self) -> Statistics:
+        """What waits, runs and ran in the engine, of all tenants."""
+        return self.shared.scheduler.statistics()
+
+
+_shared: "weakref.WeakValueDictionary[tuple[str, str, str], SharedEngine]" = weakref.WeakValueDictionary()
+_opening = threading.Lock()
 
 
 def open_engine(
-    base_model: str, config: RuntimeConfig, home: Path, fetch: Callable[[str, str], Path]
+    base_model: str, config: RuntimeConfig, home: Path, fetch: FetchSnapshot, tenant: str = "local"
 ) -> Engine:
-    """Load `base_model` where `config` says.
+    """An engine for `base_model` where `config` says: the one that this process has open already, if it has.
 
     Args:
         fetch: gives the verified local directory of a snapshot, from its URI and digest.
+        tenant: whose operations these will be; the queue is fair between tenants.
 
     Raises:
         UsageError: the model or the device is unknown, or its architecture has no separate head.
     """
-    place = placement(config)
     source = resolve(base_model, home)
-    model = load_model(source, place.device, place.dtype)
-    tokenizer = load_tokenizer(source)
-    linears = install(model)
-    decoder = Decoder.of(model)
-    pool = AdapterPool(linears, place.device, place.dtype, config.adapter_slots)
-    layout = LayoutSettings(config.micro_batch_tokens, config.share_prefix, config.pack)
-    trainer = Trainer(decoder, pool, source.name, layout)
-    sampler = NativeSampler(decoder, pool, tokenizer, fetch, trainer.read_adapter)
-    return Engine(
-        source=source,
-        tokenizer=tokenizer,
-        trainer=trainer,
-        sampler=sampler,
-        max_context=decoder.max_context,
-        dtype=str(place.dtype).removeprefix("torch."),
-        check_targets=lambda lora: target_names(lora, linears),
-    )
+    key = (str(source.path), config.model_dump_json(), str(home))
+    with _opening:
+        shared = _shared.get(key)
+        if shared is None:
+            shared = _shared[key] = SharedEngine(source, config, fetch)
+    return Engine(shared, TrainerClient(shared.scheduler, tenant), SamplerClient(shared.scheduler, tenant))

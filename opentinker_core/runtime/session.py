@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 
@@ -309,7 +310,15 @@ def open_session(
     if config is None:
         raise UsageError("config: missing; accepted: a training config, or the id of a run to go on with")
     environment_maker(config.environment, "train")  # a wrong one is refused before the model is loaded
-    engine = open_engine(config.policy.base_model, config.runtime, workspace.home, workspace.snapshots.fetch)
+    engine = open_engine(
+        config.policy.base_model,
+        config.runtime,
+        workspace.home,
+        workspace.snapshots.fetch,
+        tenant=run.run_id
+        if run is not None
+        else uuid4().hex,  # runs that share an engine get equal parts of it
+    )
     engine.check_targets(config.policy.lora)
     if config.rl is not None and config.rl.sampling.max_tokens >= engine.max_context:
         raise UsageError(

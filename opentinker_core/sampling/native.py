@@ -69,7 +69,7 @@ class NativeSampler:
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[SampledSequence]]:
         """See `Sampler.sample`. Requests of all versions and all shapes of sampling share a batch."""
         for request in requests:
-            self._check(request)
+            self.check(request)
         results: list[list[SampledSequence]] = [[] for _ in requests]
         for part in self._parts(requests):
             versions = {requests[index].version for index in part} - {BASE}
@@ -83,7 +83,12 @@ class NativeSampler:
                     results[index] = sequences
         return results
 
-    def _check(self, request: SampleRequest) -> None:
+    def check(self, request: SampleRequest) -> None:
+        """Refuse what cannot be sampled.
+
+        Raises:
+            UsageError: see `Sampler.sample`.
+        """
         if request.version != BASE:
             self._adapter(request.version)
         if not request.prompt_tokens:

@@ -210,8 +210,9 @@ class Trainer:
         return {"grad_norm": self._state(policy).apply_gradients(config)}
 
     def discard_gradient(self, policy: str) -> None:
-        """Forget what `policy` has accumulated since its last step."""
-        self._state(policy).gradient = None
+        """Forget what `policy` has accumulated since its last step; nothing happens if it has no state."""
+        if policy in self._policies:
+            self._policies[policy].gradient = None
 
     def _start(self, batch: PolicyBatch) -> _Running:
         state = self._state(batch.policy)
@@ -261,12 +262,13 @@ class Trainer:
         policies = {policy for policy in (asked[owner][0] for owner, _ in taken) if policy is not None}
         wanted = {("state", p): Wanted(states[p].adapter, states[p].revision) for p in sorted(policies)}
         with self._pool.lease(wanted) as slots:
+            slot_of = {policy: slots["state", policy] for policy in policies}
             shares = [
                 Share(
                     owner,
                     batch,
                     asked[owner][1],
-                    slots.get(("state", asked[owner][0])),
+                    slot_of.get(asked[owner][0] or ""),
                     gradients[owner] if gradients else None,
                 )
                 for owner, batch in taken
