@@ -126,11 +126,11 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _check_features(stored: dict[str, Any], path: Path) -> None:
     if stored.get("peft_type") != "LORA":
-        raise OpenTinkerError(f"{path}: peft_type {stored.get('peft_type')!r}; accepted: 'LORA'")
+        raise OpenTinkerError(f"{path}: peft_type {stored.get('peft_type')!r:.80}; accepted: 'LORA'")
     start = stored.get("init_lora_weights", True)
     if start not in _INITIALIZATIONS:
         raise OpenTinkerError(
-            f"{path}: init_lora_weights {start!r} is not supported, because it changes the base model; "
+            f"{path}: init_lora_weights {start!r:.80} is not supported, because it changes the base model; "
             f"accepted: {', '.join(map(repr, _INITIALIZATIONS))} (PEFT converts such an adapter with "
             "`save_pretrained(..., path_initial_model_for_weight_conversion=...)`)"
         )
@@ -155,9 +155,12 @@ def _lora_config(stored: dict[str, Any], model: ModelLayout, path: Path) -> LoRA
     try:
         return LoRAConfig.model_validate(values)
     except ValidationError as error:
-        detail = error.errors(include_url=False)[0]
-        field = {ours: theirs for theirs, ours in _FIELDS.items()}[str(detail["loc"][0])]
-        reason = detail["msg"].removeprefix("Value error, ")
+        details = error.errors(include_url=False)
+        own = str(details[0]["loc"][0])
+        field = next(theirs for theirs, ours in _FIELDS.items() if ours == own)
+        # A value that fits no member of a union is reported once a member.
+        reasons = dict.fromkeys(detail["msg"] for detail in details if detail["loc"][0] == own)
+        reason = " or ".join(reasons).replace("Input should be", "accepted is").removeprefix("Value error, ")
         raise OpenTinkerError(f"{path}: {field} {stored[field]!r:.80}: {reason}") from error
 
 
@@ -169,10 +172,12 @@ def _spelled_out(targets: str, model: ModelLayout, path: Path) -> str | list[str
         names = [name for name in model.shapes if re.fullmatch(targets, name)]
     except re.error as error:
         raise OpenTinkerError(
-            f"{path}: target_modules {targets!r} is no regular expression: {error}"
+            f"{path}: target_modules {targets!r:.80} is no regular expression: {error}"
         ) from error
     if not names:
-        raise OpenTinkerError(f"{path}: target_modules {targets!r} matches no linear layer of the base model")
+        raise OpenTinkerError(
+            f"{path}: target_modules {targets!r:.80} matches no linear layer of the base model"
+        )
     return names
 
 
