@@ -66,7 +66,6 @@ class Arms:
             None,  # type: ignore[arg-type]  # no stop strings, so nothing is decoded to text
             lambda uri, _: Path(uri),
             lambda directory: read_peft(directory, pool.model),
-            keep_versions=self._n,
         )
         for index, directory in enumerate(directories):
             sampler.refresh(f"p{index}@1", str(directory), f"digest-{index}")

@@ -61,7 +61,7 @@ class TinyEngine:
 
     def state(self, policy: str) -> PolicyState:
         """The trainer's state of `policy`."""
-        return self.trainer._policies[policy]
+        return self.trainer.state_of(policy)
 
     @contextmanager
     def applied(self, policy: str, rows: int) -> Iterator[None]:

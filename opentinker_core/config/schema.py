@@ -219,6 +219,10 @@ class RuntimeConfig(Frozen):
     """Put several sequences in a row, with block-diagonal attention, instead of padding each."""
     adapter_slots: Annotated[int, Field(ge=1, le=1024)] = 16
     """Adapters of one rank bucket that a batch may use at once; more policies than that take turns."""
+    policy_memory_gb: PositiveFloat = 4.0
+    """Memory for policies' training states; those used least recently wait on local disk."""
+    snapshot_memory_gb: PositiveFloat = 1.0
+    """Memory for the adapters of sampled versions; others are read from their snapshots again."""
 
 
 class RecordConfig(Frozen):

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from transformers import PreTrainedTokenizerBase
 
@@ -26,6 +27,7 @@ from opentinker_core.runtime.executor import EngineExecutor
 from opentinker_core.runtime.scheduler import Scheduler
 from opentinker_core.runtime.scheduler_statistics import Statistics
 from opentinker_core.sampling.native import NativeSampler
+from opentinker_core.training.residency import states_on_disk
 from opentinker_core.training.trainer import LayoutSettings, Trainer
 
 FetchSnapshot = Callable[[str, str], Path]
@@ -45,12 +47,28 @@ class SharedEngine:
         self.dtype = str(place.dtype).removeprefix("torch.")
         pool = AdapterPool(self.linears, place.device, place.dtype, config.adapter_slots)
         layout = LayoutSettings(config.micro_batch_tokens, config.share_prefix, config.pack)
-        trainer = Trainer(decoder, pool, source.name, layout)
-        sampler = NativeSampler(decoder, pool, self.tokenizer, fetch, trainer.read_adapter)
+        scratch = TemporaryDirectory(prefix="opentinker-states-", ignore_cleanup_errors=True)
+        states = states_on_disk(
+            Path(scratch.name), int(config.policy_memory_gb * 1e9), self.linears, decoder.device, source.name
+        )
+        trainer = Trainer(decoder, pool, source.name, layout, states)
+        sampler = NativeSampler(
+            decoder,
+            pool,
+            self.tokenizer,
+            fetch,
+            trainer.read_adapter,
+            memory=int(config.snapshot_memory_gb * 1e9),
+        )
         limits = BatchLimits(slots=config.adapter_slots)
         self.scheduler = Scheduler(EngineExecutor(trainer, sampler), limits)
         # The thread keeps the model alive, not this object: it ends with the last who holds it.
-        self.close = weakref.finalize(self, self.scheduler.close)
+        self.close = weakref.finalize(self, _close, self.scheduler, scratch)
+
+
+def _close(scheduler: Scheduler, scratch: "TemporaryDirectory[str]") -> None:
+    scheduler.close()
+    scratch.cleanup()
 
 
 @dataclass(frozen=True, eq=False)

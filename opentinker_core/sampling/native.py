@@ -7,6 +7,7 @@ Axes: P prompts, B sequences, T prompt columns, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +21,31 @@ from opentinker_core.lora.adapter import Adapter
 from opentinker_core.lora.pool import AdapterPool, Slot, Wanted
 from opentinker_core.lora.routing import Routing, Rows, routed
 from opentinker_core.models.decoder import Decoder
+from opentinker_core.policies.residency.host import HostTier
+from opentinker_core.policies.residency.types import Backing
 from opentinker_core.sampling.distribution import log_distribution
 from opentinker_core.sampling.protocol import BASE, SampledSequence, SampleRequest, SamplingParams
 from opentinker_core.trajectories.types import StopReason
 
 ReadAdapter = Callable[[Path], Adapter]
 FetchSnapshot = Callable[[str, str], Path]
+
+
+class _Snapshots(Backing[Adapter]):
+    """Adapters by the digest of their snapshots."""
+
+    def __init__(self, fetch: FetchSnapshot, read_adapter: ReadAdapter) -> None:
+        self._fetch, self._read_adapter = fetch, read_adapter
+        self.uris: dict[str, str] = {}
+
+    def expected_bytes(self, key: str) -> int:
+        return sum(path.stat().st_size for path in self._fetch(self.uris[key], key).glob("*.safetensors"))
+
+    def load(self, key: str) -> Adapter:
+        return self._read_adapter(self._fetch(self.uris[key], key))
+
+    def bytes_of(self, value: Adapter) -> int:
+        return value.nbytes
 
 
 class NativeSampler:
@@ -39,32 +59,27 @@ class NativeSampler:
         fetch: FetchSnapshot,
         read_adapter: ReadAdapter,
         *,
-        keep_versions: int = 4,
+        memory: int = 1 << 30,
         max_batch: int = 256,
     ) -> None:
-        """`fetch(uri, digest)` gives the verified directory of a snapshot, `read_adapter` loads it."""
+        """`fetch(uri, digest)` gives the verified directory of a snapshot, `read_adapter` loads it.
+
+        Adapters of versions that were used last stay in `memory` bytes; others are read again when wanted.
+        """
         self._decoder = decoder
         self._pool = pool
         self._tokenizer = tokenizer
-        self._fetch = fetch
-        self._read_adapter = read_adapter
         self._max_context = decoder.max_context
-        self._keep = keep_versions
         self._max_batch = max_batch
         self._digests: dict[str, str] = {}
-        self._adapters: dict[str, Adapter] = {}
+        self._snapshots = _Snapshots(fetch, read_adapter)
+        self._adapters = HostTier(self._snapshots, memory)
 
     def refresh(self, version: str, snapshot_uri: str, digest: str) -> None:
-        """See `Sampler.refresh`. Adapters are cached by digest; the oldest beyond the limit are dropped."""
-        adapter = self._adapters.pop(digest, None)
-        if adapter is None:
-            adapter = self._read_adapter(self._fetch(snapshot_uri, digest))
-        self._adapters[digest] = adapter
-        self._digests[version] = digest
-        while len(self._adapters) > self._keep:
-            dropped = next(iter(self._adapters))
-            del self._adapters[dropped]
-            self._digests = {v: d for v, d in self._digests.items() if d != dropped}
+        """See `Sampler.refresh`. Adapters are kept by digest, so a version can never get another's."""
+        self._snapshots.uris[digest] = snapshot_uri
+        with self._adapters.lease(digest):  # what cannot be read is refused now, not when it is sampled
+            self._digests[version] = digest
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[SampledSequence]]:
         """See `Sampler.sample`. Requests of all versions and all shapes of sampling share a batch."""
@@ -73,8 +88,14 @@ class NativeSampler:
         results: list[list[SampledSequence]] = [[] for _ in requests]
         for part in self._parts(requests):
             versions = {requests[index].version for index in part} - {BASE}
-            wanted = {("version", self._digests[v]): Wanted(self._adapter(v)) for v in sorted(versions)}
-            with self._pool.lease(wanted) as slots, torch.inference_mode():
+            with ExitStack() as leases:
+                adapters = {
+                    digest: leases.enter_context(self._adapters.lease(digest))
+                    for digest in sorted({self._digests[version] for version in versions})
+                }
+                wanted = {("version", digest): Wanted(adapter) for digest, adapter in adapters.items()}
+                slots = leases.enter_context(self._pool.lease(wanted))
+                leases.enter_context(torch.inference_mode())
                 slot_of = {v: slots["version", self._digests[v]] for v in versions}
                 order = sorted(part, key=lambda index: _place(slot_of.get(requests[index].version)))
                 chosen = [requests[index] for index in order]
@@ -89,8 +110,9 @@ class NativeSampler:
         Raises:
             UsageError: see `Sampler.sample`.
         """
-        if request.version != BASE:
-            self._adapter(request.version)
+        if request.version != BASE and request.version not in self._digests:
+            known = ", ".join([BASE, *list(self._digests)[-10:]])
+            raise UsageError(f"version: {request.version!r} is not served; accepted: {known}")
         if not request.prompt_tokens:
             raise UsageError("prompt_tokens: empty; accepted: at least one token")
         room = self._max_context - len(request.prompt_tokens)
@@ -104,12 +126,6 @@ class NativeSampler:
                 f"max_tokens: {request.params.max_tokens} after a prompt of {len(request.prompt_tokens)} "
                 f"tokens; accepted: at most {room}, so that both fit the context of {self._max_context}"
             )
-
-    def _adapter(self, version: str) -> Adapter:
-        if version not in self._digests:
-            known = ", ".join([BASE, *self._digests])
-            raise UsageError(f"version: {version!r} is not served; accepted: {known}")
-        return self._adapters[self._digests[version]]
 
     def _parts(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         """Split requests: at most `max_batch` sequences a part, if it can, and as many versions as slots."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from opentinker_core.lora.adapter import Adapter
@@ -172,7 +172,8 @@ class FusedPass:
             return nullcontext(), routed(routing)
 
         with routed(routing):
-            hidden_MD = hidden_TD[rows_M]
+            # Not `hidden_TD[rows_M]`: threads would add the gradients of a repeated row in any order.
+            hidden_MD = nn.functional.embedding(rows_M, hidden_TD)
             if recompute:  # in the backward pass, instead of keeping the logits
                 result_M = checkpoint(logprobs, hidden_MD, use_reentrant=False, context_fn=again)
             else:
@@ -216,7 +217,8 @@ def _of_targets(
     keys = [(shape.temperature, shape.top_p, shape.top_k) for shape in shapes]
     same = [list(group) for _, group in groupby(range(len(keys)), key=keys.__getitem__)]
     counts = [sum(sizes[i] for i in group) for group in same]
-    parts = [logits_MV] if len(same) == 1 else logits_MV.split(counts)
+    # Each part's memory is written to (`token_logprobs`), which plain views of one tensor may not be.
+    parts = [logits_MV] if len(same) == 1 else logits_MV.unsafe_split_with_sizes(counts)
     logprobs = [
         _of_shape(logits, targets, shapes[group[0]])
         for group, logits, targets in zip(same, parts, targets_M.split(counts), strict=True)

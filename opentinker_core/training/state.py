@@ -24,6 +24,7 @@ from opentinker_core.lora.layout import ModelLayout
 from opentinker_core.lora.peft_format import read_peft, write_peft
 
 _FORMAT = 2
+_OPTIMIZER, _GRADIENT = "optimizer.safetensors", "gradient.safetensors"
 _revisions = itertools.count()
 
 
@@ -131,8 +132,12 @@ class PolicyState:
             maximize=False,
         )
 
-    def save(self, directory: Path, base_model: str) -> None:
-        """Write the checkpoint below `directory`; a gradient that waits for its step is not part of it."""
+    def save(self, directory: Path, base_model: str, *, with_gradient: bool = False) -> None:
+        """Write the checkpoint below `directory`.
+
+        Args:
+            with_gradient: what waits for the next step too, which is no part of a published checkpoint.
+        """
         write_peft(self.adapter, directory, base_model)
         tensors = {}
         if self.moments is not None:
@@ -140,7 +145,9 @@ class PolicyState:
                 for name, at, shape in self.adapter.layout.views():
                     tensors[f"{name}.{key}"] = row_P[at : at + shape[0] * shape[1]].view(shape).cpu()
             tensors["updates"] = self.moments.updates
-        save_file(tensors, directory / "optimizer.safetensors")
+        save_file(tensors, directory / _OPTIMIZER)
+        if with_gradient and self.gradient is not None:
+            save_file({"gradient": self.gradient.row_P.cpu()}, directory / _GRADIENT)
         state = {"format": _FORMAT, "step": self.step, "seed": self.seed, "optimizer": "adamw"}
         (directory / "state.json").write_text(json.dumps(state, sort_keys=True) + "\n")
 
@@ -157,14 +164,28 @@ class PolicyState:
                 f"{directory}: checkpoint format {state.get('format')!r}; accepted: {_FORMAT}"
             )
         policy = cls(read_peft(directory, model, device), state["step"], state["seed"])
-        tensors = load_file(directory / "optimizer.safetensors")
-        if "updates" in tensors:
-            moments = policy.moments = Moments.zeros(policy.adapter.row_P)
-            moments.updates = tensors["updates"]
-            for key, row_P in cls._rows(moments).items():
-                for name, at, shape in policy.adapter.layout.views():
-                    row_P[at : at + shape[0] * shape[1]].view(shape).copy_(tensors[f"{name}.{key}"])
+        policy.load_moments(directory)
+        if (directory / _GRADIENT).exists():
+            row_P = load_file(directory / _GRADIENT)["gradient"].to(device)
+            policy.gradient = Adapter(policy.adapter.layout, row_P)
         return policy
+
+    def release_moments(self) -> bool:
+        """Free the optimizer's state, which is saved; False: there is none."""
+        had, self.moments = self.moments is not None, None
+        return had
+
+    def load_moments(self, directory: Path) -> None:
+        """Read the optimizer's state of a checkpoint, if it has one."""
+        tensors = load_file(directory / _OPTIMIZER)
+        if "updates" not in tensors:
+            return
+        moments = Moments.zeros(self.adapter.row_P)
+        moments.updates = tensors["updates"]
+        for key, row_P in self._rows(moments).items():
+            for name, at, shape in self.adapter.layout.views():
+                row_P[at : at + shape[0] * shape[1]].view(shape).copy_(tensors[f"{name}.{key}"])
+        self.moments = moments
 
     @staticmethod
     def _rows(moments: Moments) -> dict[str, Tensor]:

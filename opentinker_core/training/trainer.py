@@ -5,7 +5,7 @@ together; what a policy gets from it is what it would get alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,9 @@ from opentinker_core.objectives.types import (
     combine_metrics,
     finalize_metrics,
 )
+from opentinker_core.policies.residency.host import HostTier
 from opentinker_core.training.passes import FusedPass, Share, cut, widened
+from opentinker_core.training.residency import states_in_memory
 from opentinker_core.training.state import PolicyState
 from opentinker_core.trajectories.errors import TrajectoryError
 from opentinker_core.trajectories.packing import MicroBatch, micro_batches
@@ -103,13 +105,15 @@ class Trainer:
         pool: AdapterPool,
         base_model: str,
         layout: LayoutSettings = LayoutSettings(),
+        states: HostTier[PolicyState] | None = None,
     ) -> None:
+        """`states`: where policies' states are kept; None: in memory, all of them."""
         self._decoder = decoder
         self._pool = pool
         self._base_model = base_model
         self.layout = layout
         self._device = decoder.device
-        self._policies: dict[str, PolicyState] = {}
+        self._states = states or states_in_memory()
 
     def create(self, policy: str, lora: LoRAConfig, seed: int) -> None:
         """Give `policy` a fresh state, replacing any it had.
@@ -117,27 +121,34 @@ class Trainer:
         Raises:
             UsageError: a LoRA target matches no layer.
         """
-        self._policies[policy] = PolicyState.fresh(lora, self._pool.model, seed, self._device)
+        self._states.put(policy, PolicyState.fresh(lora, self._pool.model, seed, self._device))
 
     def load_checkpoint(self, policy: str, directory: Path) -> None:
         """Give `policy` the state of a checkpoint directory, replacing any it had."""
-        self._policies[policy] = PolicyState.load(directory, self._pool.model, self._device)
+        self._states.put(policy, PolicyState.load(directory, self._pool.model, self._device))
 
     def save_checkpoint(self, policy: str, directory: Path) -> None:
         """Write weights, optimizer state, seed and step of `policy` below `directory`."""
-        self._state(policy).save(directory, self._base_model)
+        with self._states.lease(policy) as state:
+            state.save(directory, self._base_model)
 
     def publish_snapshot(self, policy: str, directory: Path) -> None:
         """Write the weights of `policy` below `directory` as a PEFT directory."""
-        write_peft(self._state(policy).adapter, directory, self._base_model)
+        with self._states.lease(policy, whole=False) as state:
+            write_peft(state.adapter, directory, self._base_model)
 
     def read_adapter(self, directory: Path) -> Adapter:
         """Load a sampler snapshot for this model, outside of any policy's state."""
         return read_peft(directory, self._pool.model, self._device)
 
-    def step_of(self, policy: str) -> int:
-        """Optimizer steps that the resident state of `policy` has taken."""
-        return self._state(policy).step
+    def state_of(self, policy: str) -> PolicyState:
+        """The state of `policy`, to look at; it may be written to disk and loaded anew at any time.
+
+        Raises:
+            UsageError: it has none.
+        """
+        with self._states.lease(policy) as state:
+            return state
 
     def forward(self, policy: str | None, datums: Sequence[Datum]) -> list[np.ndarray]:
         """Logprobs of each datum's targets, float32 (N,), 0 where the mask is false; None: the base model.
@@ -150,14 +161,16 @@ class Trainer:
     @torch.no_grad()
     def forward_all(self, asked: Sequence[tuple[str | None, Sequence[Datum]]]) -> list[list[np.ndarray]]:
         """`forward` of many policies together."""
-        states = {policy: self._state(policy) for policy, _ in asked if policy is not None}
         logprobs = [_blank(datums) for _, datums in asked]
         micro = [self._micro_batches(datums) for _, datums in asked]
-        for taken in self._cut(micro, [policy for policy, _ in asked]):
-            with self._shares(taken, asked, states) as shares:
-                results = FusedPass(self._decoder, self._pool, shares).logprobs()
-                for share, logprobs_M in zip(shares, results, strict=True):
-                    _scatter(logprobs_M, share.batch, logprobs[share.owner])
+        policies = {policy for policy, _ in asked if policy is not None}
+        with ExitStack() as leases:
+            states = {p: leases.enter_context(self._states.lease(p, whole=False)) for p in sorted(policies)}
+            for taken in self._cut(micro, [policy for policy, _ in asked]):
+                with self._shares(taken, asked, states) as shares:
+                    results = FusedPass(self._decoder, self._pool, shares).logprobs()
+                    for share, logprobs_M in zip(shares, results, strict=True):
+                        _scatter(logprobs_M, share.batch, logprobs[share.owner])
         return logprobs
 
     def forward_backward(
@@ -193,29 +206,35 @@ class Trainer:
         """
         results: list[ForwardBackward | OpenTinkerError | None] = []
         running: list[_Running] = []
-        for batch in batches:
-            try:
-                running.append(self._start(batch))
-                results.append(None)
-            except OpenTinkerError as error:
-                results.append(error)
-        if running:
-            self._add_references(running)
-            self._run(running)
-        finished = iter([one.finish() for one in running])
+        with ExitStack() as leases:
+            for batch in batches:
+                try:
+                    running.append(self._start(batch, leases))
+                    results.append(None)
+                except OpenTinkerError as error:
+                    results.append(error)
+            if running:
+                self._add_references(running)
+                self._run(running)
+            finished = iter([self._finish(one) for one in running])
         return [next(finished) if result is None else result for result in results]
 
     def optim_step(self, policy: str, config: OptimizerConfig) -> dict[str, float]:
         """One AdamW step of `policy` with its accumulated gradients, which are cleared."""
-        return {"grad_norm": self._state(policy).apply_gradients(config)}
+        with self._states.lease(policy) as state:
+            self._states.mark_dirty(policy)
+            norm = state.apply_gradients(config)
+            self._states.resized(policy)
+            return {"grad_norm": norm}
 
     def discard_gradient(self, policy: str) -> None:
         """Forget what `policy` has accumulated since its last step; nothing happens if it has no state."""
-        if policy in self._policies:
-            self._policies[policy].gradient = None
+        with suppress(UsageError), self._states.lease(policy) as state:
+            self._states.mark_dirty(policy)
+            state.gradient = None
+            self._states.resized(policy)
 
-    def _start(self, batch: PolicyBatch) -> _Running:
-        state = self._state(batch.policy)
+    def _start(self, batch: PolicyBatch, leases: ExitStack) -> "_Running":
         if not batch.datums:
             raise UsageError("datums: [] is not accepted; accepted: at least one datum")
         if [len(scale) for scale in batch.scales] != [len(datum) for datum in batch.datums]:
@@ -223,7 +242,15 @@ class Trainer:
             raise TrajectoryError("scales", lengths, "one (N,) array a datum")
         if len({datum.weights_N is None for datum in batch.datums}) > 1:
             raise TrajectoryError("datums", "weights and advantages mixed", "one kind of signal a batch")
-        return _Running(batch, state, self._micro_batches(batch.datums))
+        micro = self._micro_batches(batch.datums)
+        return _Running(batch, leases.enter_context(self._states.lease(batch.policy)), micro)
+
+    def _finish(self, running: "_Running") -> ForwardBackward:
+        policy = running.batch.policy
+        self._states.mark_dirty(policy)
+        result = running.finish()
+        self._states.resized(policy)
+        return result
 
     def _add_references(self, running: Sequence[_Running]) -> None:
         wanting = [one for one in running if one.batch.with_reference]
@@ -274,13 +301,6 @@ class Trainer:
                 for owner, batch in taken
             ]
             yield sorted(shares, key=_place)
-
-    def _state(self, policy: str) -> PolicyState:
-        if policy not in self._policies:
-            raise UsageError(
-                f"policy: {policy!r} has no resident state; accepted: {', '.join(self._policies) or 'none'}"
-            )
-        return self._policies[policy]
 
     def _micro_batches(self, datums: Sequence[Datum]) -> list[MicroBatch]:
         _check_one_shape(datums)

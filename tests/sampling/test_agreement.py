@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opentinker_core.errors import UsageError
+from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.sampling.protocol import BASE, SampleRequest, SamplingParams
 from opentinker_core.trajectories.types import StopReason
 from tests.tiny import TinyEngine, requests, rl_datums
@@ -118,7 +118,7 @@ def test_a_version_keeps_its_weights_when_newer_ones_are_published(engine: TinyE
 
 def test_a_snapshot_that_cannot_be_read_leaves_the_old_version_serving(engine: TinyEngine) -> None:
     version = engine.publish("p")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(OpenTinkerError, match="No such file"):
         engine.sampler.refresh("p@99", str(engine.scratch / "nothing"), "digest-99")
     params = SamplingParams(max_tokens=2)
     assert engine.sampler.sample(requests(engine, version, params))

@@ -155,7 +155,7 @@ def test_a_checkpoint_goes_on_bitwise_where_it_was_saved(
     resumed = _train(engine, "b", datums, 4)
     assert straight == resumed
     assert torch.equal(engine.weights("a"), engine.weights("b"))
-    assert engine.trainer.step_of("b") == 7
+    assert engine.state("b").step == 7
 
 
 def test_clipping_bounds_the_step_and_reports_the_norm_before_it(
