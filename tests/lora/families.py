@@ -90,11 +90,11 @@ class Family:
         row_P += 0.2 * torch.randn(row_P.shape, generator=torch.Generator().manual_seed(seed))
 
     def adapter(self, policy: str) -> Adapter:
-        return self.trainer._policies[policy].adapter
+        return self.trainer.state_of(policy).adapter
 
     def gradient(self, policy: str) -> Adapter:
         """What `policy` accumulated."""
-        gradient = self.trainer._policies[policy].gradient
+        gradient = self.trainer.state_of(policy).gradient
         assert gradient is not None
         return gradient
 
