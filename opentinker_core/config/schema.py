@@ -41,6 +41,7 @@ def layer_pattern(pattern: str) -> re.Pattern[str]:
 
 def _pattern(value: str) -> str:
     try:
+        re.compile(value)
         layer_pattern(value)
     except re.error as error:
         raise ValueError(

@@ -46,12 +46,7 @@ class Decoder:
         Raises:
             UsageError: its architecture, or something that its config asks for, is not supported.
         """
-        name = type(model).__name__
-        if name not in ARCHITECTURES:
-            raise UsageError(
-                f"policy.base_model: the architecture {name} is not supported; "
-                f"accepted: {', '.join(ARCHITECTURES)}"
-            )
+        check_architecture(type(model).__name__)
         _check_config(model.config)
         return cls(model, model.model, model.lm_head)
 
@@ -93,6 +88,19 @@ class Decoder:
         logits = self.head(hidden)
         cap = getattr(self.config, "final_logit_softcapping", None)  # Gemma; applied past the head
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def check_architecture(name: str) -> None:
+    """Refuse a model by the name of its class, which its `config.json` gives before anything is loaded.
+
+    Raises:
+        UsageError: it is not one of `ARCHITECTURES`.
+    """
+    if name not in ARCHITECTURES:
+        raise UsageError(
+            f"policy.base_model: the architecture {name} is not supported; "
+            f"accepted: {', '.join(ARCHITECTURES)}"
+        )
 
 
 def _check_config(config: Any) -> None:
