@@ -50,6 +50,9 @@ class _Run:
 
 def shrink(x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()) -> Tensor:
     """See `reference.shrink`."""
+    if (run := _only_run(plan)) and not slices:
+        x_nLD = run.batched(x_TD).to(W_SRD.dtype)
+        return torch.bmm(x_nLD, W_SRD[run.slots].transpose(1, 2)).flatten(0, 1)
     rank = W_SRD.shape[1]
     x_PD = _sorted(x_TD, plan).to(W_SRD.dtype)
     if _is_dense(plan, rank):
@@ -69,6 +72,9 @@ def expand_add(
     y_TD: Tensor, u_PR: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()
 ) -> None:
     """See `reference.expand_add`."""
+    if (run := _only_run(plan)) and not slices and y_TD.dtype == W_SRD.dtype:
+        run.batched(y_TD).baddbmm_(run.batched(u_PR), W_SRD[run.slots])
+        return
     if not plan.segments:
         return
     y_PD = _sorted(y_TD, plan)
@@ -105,6 +111,14 @@ def wgrad(u_PR: Tensor, x_TD: Tensor, plan: RoutingPlan, slices: tuple[int, ...]
 
 def _sorted(x_TD: Tensor, plan: RoutingPlan) -> Tensor:
     return x_TD[: plan.n_routed] if plan.rows is None else x_TD[plan.rows]
+
+
+def _only_run(plan: RoutingPlan) -> _Run | None:
+    """The one run that is all there is to do, as in decoding when every sequence has its own adapter."""
+    if plan.rows is not None or not plan.segments:
+        return None
+    runs = _runs(plan)
+    return runs[0] if len(runs) == 1 else None
 
 
 def _runs(plan: RoutingPlan) -> list[_Run]:
