@@ -130,16 +130,28 @@ class NativeSampler:
     def _parts(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         """Split requests: at most `max_batch` sequences a part, if it can, and as many versions as slots."""
         parts: list[list[int]] = []
-        size, versions = self._max_batch, set[str]()
-        for index in sorted(range(len(requests)), key=lambda i: requests[i].version):
+        lengths = self._lengths(requests)
+        size, versions, length = self._max_batch, set[str](), 0
+        for index in sorted(range(len(requests)), key=lambda i: (lengths[i], requests[i].version)):
             request = requests[index]
             wider = versions | {request.version}
-            if size + len(request.seeds) > self._max_batch or len(wider) > self._pool.max_slots:
+            full = size + len(request.seeds) > self._max_batch or len(wider) > self._pool.max_slots
+            if full or lengths[index] != length:
                 parts.append([])
                 size, wider = 0, {request.version}
             parts[-1].append(index)
-            size, versions = size + len(request.seeds), wider
+            size, versions, length = size + len(request.seeds), wider, lengths[index]
         return parts
+
+    def _lengths(self, requests: Sequence[SampleRequest]) -> list[int]:
+        """Which requests may be padded to one width: those of equal numbers.
+
+        A window of attention counts the columns of the cache; past it, padding would take tokens' places.
+        """
+        lengths = [len(request.prompt_tokens) for request in requests]
+        longest = max(lengths, default=0) + max((r.params.max_tokens for r in requests), default=0)
+        window = self._decoder.window
+        return lengths if window is not None and longest > window else [0] * len(lengths)
 
 
 def _place(slot: Slot | None) -> tuple[int, int]:
