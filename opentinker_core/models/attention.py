@@ -37,17 +37,17 @@ class FlatRows:
     def tokens(self) -> slice:
         return slice(self.start, self.start + self.rows * self.width)
 
-    def mask(self, window: int | None) -> Tensor | None:
+    def mask(self, window: int | None, device: torch.device) -> Tensor | None:
         """The mask (B, 1, T, T) of a layer that sees `window` positions (None: all); None: plain causal."""
         if window is None or self.width <= window:
             return None if self.visible_BTT is None else self.visible_BTT[:, None]
         visible, positions = self.visible_BTT, self.positions_BT
         if visible is None:
-            visible = torch.ones(1, self.width, self.width, dtype=torch.bool).tril()
+            visible = torch.ones(1, self.width, self.width, dtype=torch.bool, device=device).tril()
         if positions is None:
-            positions = torch.arange(self.width)[None]
+            positions = torch.arange(self.width, device=device)[None]
         near = positions[:, :, None] - positions[:, None, :] < window
-        return (visible & near.to(visible.device))[:, None]
+        return (visible & near)[:, None]
 
 
 def attend(
@@ -69,7 +69,7 @@ def attend(
             x[0, :, part.tokens].unflatten(1, (part.rows, part.width)).transpose(0, 1)
             for x in (query, key, value)
         )
-        out_BTHD, _ = sdpa_attention_forward(module, q, k, v, part.mask(sliding_window), **kwargs)
+        out_BTHD, _ = sdpa_attention_forward(module, q, k, v, part.mask(sliding_window, q.device), **kwargs)
         outputs.append(out_BTHD.flatten(0, 1))
     return torch.cat(outputs)[None], None
 
