@@ -193,6 +193,16 @@ def test_optimizer_state_ages_on_its_own() -> None:
     assert shelf.reads == {"a": 2, "b": 1, "c": 1, "d": 1}
 
 
+def test_optimizer_state_goes_and_comes_as_often_as_needed() -> None:
+    tier = HostTier(Shelf(a=1, b=2), 24, timeout_s=0)
+    with tier.lease("a", whole=False) as state:
+        for _ in range(3):
+            assert step_of(tier, "b") == 2
+            assert state.moments is None
+            assert step_of(tier, "a") == 1
+            assert state.moments == state.weights
+
+
 def test_a_failing_restore_leaves_the_weights() -> None:
     shelf = Shelf(a=1, b=2)
     tier = HostTier(shelf, 24)
