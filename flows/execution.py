@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -19,6 +20,9 @@ from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.policies.types import Run, RunStatus
 from opentinker_core.runtime.workspace import Workspace
 
+Emit = Callable[[Any], None]
+"""Prints the value that `--json` promises."""
+
 
 def run_and_report(
     config: TrainConfig, run_id: str | None, settings: Settings, *, as_json: bool, verbose: bool
@@ -32,10 +36,10 @@ def run_and_report(
     with (
         stdout_kept_for_json(as_json) as emit,
         orchestrator(settings.home, verbose=verbose) as prefect,
-        watching(config.steps) as watcher,
+        watching([config]) as (watcher,),
     ):
         watcher.say("loading")
-        run_flow = _flow(config)  # the imports, while the server starts
+        run_flow = flow_of(config)  # the imports, while the server starts
         prefect.wait()
         workspace = Workspace(settings)
         if run_id is None:
@@ -102,25 +106,36 @@ def evaluate_and_report(
         Console().print(f"{text} ({low:.3f} to {high:.3f} at 95 %, n = {evaluation.episodes})")
 
 
-def report(workspace: Workspace, run: Run, emit: Callable[[dict[str, Any]], None] | None) -> None:
+def report(workspace: Workspace, run: Run, emit: Emit | None) -> None:
     """Save the curve, then print the result: as JSON through `emit`, else for people."""
+    result = result_of(workspace, run)
+    if emit is not None:
+        emit(result)
+    else:
+        print_result(result)
+
+
+def result_of(workspace: Workspace, run: Run) -> dict[str, Any]:
+    """What came of `run`, with the path of its curve, which is saved."""
     summary = summarize(workspace, run)
     png = save_curve(workspace.home / "runs" / run.run_id / "reward.png", summary)
-    if emit is not None:
-        emit(summary | {"curve": str(png) if png else None})
-    else:
-        print_summary(Console(), summary, png)
+    return summary | {"curve": str(png) if png else None}
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """Print a `result_of` a run for people."""
+    print_summary(Console(), result, Path(result["curve"]) if result["curve"] else None)
 
 
 @contextmanager
-def stdout_kept_for_json(as_json: bool) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """For `--json`: a function that prints the one object; whatever else is printed goes to stderr."""
+def stdout_kept_for_json(as_json: bool) -> Iterator[Emit | None]:
+    """For `--json`: a function that prints the one value; whatever else is printed goes to stderr."""
     if not as_json:
         yield None
         return
     stdout = sys.stdout
 
-    def emit(value: dict[str, Any]) -> None:
+    def emit(value: Any) -> None:
         print(json.dumps(value), file=stdout, flush=True)
 
     with redirect_stdout(sys.stderr):
@@ -190,7 +205,7 @@ def _hint(watcher: Watcher, what: str) -> None:
     print(f"opentinker: {what}{go_on}", file=sys.stderr)
 
 
-def _flow(config: TrainConfig) -> Callable[..., str]:
+def flow_of(config: TrainConfig) -> Callable[..., str]:
     """The flow for the phases of `config`."""
     if config.sft is None:
         from flows.train_rl import train_rl

@@ -27,6 +27,47 @@ def check(config: TrainConfig, settings: Settings) -> None:
         raise UsageError(f"sft.data: {config.sft.data!r} is not a file; accepted: {accepted}")
 
 
+def check_apart(files: Sequence[str], configs: Sequence[TrainConfig]) -> None:
+    """Refuse configs that cannot train at the same time: runs of one policy would compete for its versions.
+
+    Raises:
+        UsageError: two of them have the same `name`, or the same `policy.name`.
+    """
+    for field, names in (
+        ("policy.name", [config.policy.name for config in configs]),
+        ("name", [config.name for config in configs]),
+    ):
+        for position, name in enumerate(names):
+            first = names.index(name)
+            if first != position:
+                raise UsageError(
+                    f"{field}: {name!r} in {files[first]} and again in {files[position]}; accepted: "
+                    f"configs of different {field}s (a KEY=VALUE on the command line is for all of them)"
+                )
+
+
+def engine_differences(one: TrainConfig, other: TrainConfig) -> list[str]:
+    """The fields for which the runs of two configs need an engine each; none: one process shares one."""
+    model = [] if one.policy.base_model == other.policy.base_model else ["policy.base_model"]
+    return model + [
+        f"runtime.{field}" for field, value in one.runtime if value != getattr(other.runtime, field)
+    ]
+
+
+def engines(configs: Sequence[TrainConfig]) -> list[dict[str, Any]]:
+    """For each config: which others, by name, share its engine, and for which fields the rest do not."""
+    found = []
+    for config in configs:
+        differs = {o.name: engine_differences(config, o) for o in configs if o is not config}
+        found.append(
+            {
+                "shared_with": [name for name, fields in differs.items() if not fields],
+                "differs": {name: fields for name, fields in differs.items() if fields},
+            }
+        )
+    return found
+
+
 def _check_model(name: str, settings: Settings) -> None:
     """Refuse an unknown base model, without fetching a known one."""
     on_the_hub = name.count("/") == 1 and not Path(name).expanduser().exists()
@@ -90,15 +131,18 @@ def evaluation_config(
     return validate_config(data, f"config of run {version.run_id}", overrides)
 
 
-def show(config: TrainConfig, settings: Settings, *, as_json: bool) -> None:
-    """Print the plan of a run."""
-    planned = plan(config, settings)
+def show(configs: Sequence[TrainConfig], settings: Settings, *, as_json: bool) -> None:
+    """Print the plan of a run; of several, also which of them share an engine."""
+    planned = [plan(config, settings) for config in configs]
+    if len(configs) > 1:
+        planned = [one | {"engine": engine} for one, engine in zip(planned, engines(configs), strict=True)]
     if as_json:
-        print(json.dumps(planned))
+        print(json.dumps(planned if len(configs) > 1 else planned[0]))
         return
-    print(f"{planned['name']}: a valid config; nothing was trained")
-    for name, value in _rows(planned):
-        print(f"{name:<14}{value}")
+    for one in planned:
+        print(f"{one['name']}: a valid config; nothing was trained")
+        for name, value in _rows(one):
+            print(f"{name:<14}{value}")
 
 
 def _rows(planned: dict[str, Any]) -> list[tuple[str, str]]:
@@ -114,4 +158,13 @@ def _rows(planned: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append((phase["phase"], f"{phase['steps']} steps of {each} {noun}"))
     evaluation = planned["evaluation"]
     rows.append(("evaluation", f"{evaluation['times']} times {evaluation['episodes']} held-out episodes"))
+    if "engine" in planned:
+        rows.append(("engine", engine_line(planned["engine"])))
     return rows + [(name, place) for name, place in planned["stored_in"].items()]
+
+
+def engine_line(engine: dict[str, Any]) -> str:
+    """One of `engines` in words."""
+    shared = [f"shared with {', '.join(engine['shared_with'])}"] if engine["shared_with"] else []
+    differs = [f"not with {name} ({', '.join(fields)} differs)" for name, fields in engine["differs"].items()]
+    return "; ".join([*(shared or ["its own"]), *differs])

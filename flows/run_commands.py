@@ -1,5 +1,6 @@
 """`opentinker train`, `resume` and `evaluate`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -8,40 +9,66 @@ import typer
 from opentinker_core.config.loading import load_config
 from opentinker_core.config.settings import Settings
 
-ConfigPath = Annotated[
-    Path, typer.Argument(help="YAML file of the run; examples lie in deployments/configs.")
+Arguments = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CONFIG... [KEY=VALUE]...",
+        help="YAML file of the run (examples lie in deployments/configs), or several to train at once; and "
+        "settings that replace those of every file, such as rl.steps=50.",
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's, such as rl.steps=50."),
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")
+    bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show Prefect's log too.")]
 
 
 def train(
-    config: ConfigPath,
-    overrides: Overrides = None,
+    arguments: Arguments,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the config and print the plan, without training.")
     ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train a policy as a config says: SFT, RL, or both in turn."""
-    from flows.plan import check, show
+    """Train a policy as a config says: SFT, RL, or both in turn.
 
-    training = load_config(config, overrides or ())
+    Several configs train their policies at the same time. Those with one base model and
+    equal `runtime` settings share the model. `--json` then prints a list, an object a run.
+    """
+    from flows.plan import check, check_apart, show
+
+    files, overrides = configs_and_overrides(arguments)
     settings = Settings()
-    check(training, settings)
+    configs = [load_config(file, overrides) for file in files]
+    check_apart(files, configs)
+    for config in configs:
+        check(config, settings)
     if dry_run:
-        show(training, settings, as_json=as_json)
-        return
-    from flows.execution import run_and_report
+        show(configs, settings, as_json=as_json)
+    elif len(configs) == 1:
+        from flows.execution import run_and_report
 
-    run_and_report(training, None, settings, as_json=as_json, verbose=verbose)
+        run_and_report(configs[0], None, settings, as_json=as_json, verbose=verbose)
+    else:
+        from flows.together import run_together
+
+        run_together(configs, settings, as_json=as_json, verbose=verbose)
+
+
+def configs_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The config files, which have no `=` in them, and the settings that replace theirs.
+
+    Where all have one, the first is the file: directories may be named like settings.
+    """
+    files = [argument for argument in arguments if "=" not in argument]
+    if not files:
+        return [arguments[0]], list(arguments[1:])
+    return files, [argument for argument in arguments if "=" in argument]
 
 
 def resume(
