@@ -22,7 +22,7 @@ from opentinker_core.runtime.session import RunSession
 from opentinker_core.trajectories.types import Trajectory
 from tasks.phase import phase
 from tasks.progress import Progress, tell
-from tasks.sessions import session_of, wake_outbox
+from tasks.sessions import session_of
 
 _ROWS = 200
 _EPISODES = 4
@@ -33,7 +33,6 @@ _progress_artifacts: dict[str, UUID] = {}
 def step_done(run_id: str, step: int, metrics: Mapping[str, float], doing: str) -> None:
     """Tell watchers of this process that `step` is published; update the artifacts when they are due."""
     session = session_of(run_id)
-    wake_outbox(run_id)
     steps = session.config.steps
     tell(Progress(run_id, session.run.name, step, steps, doing, metrics))
     if step % session.config.record.artifact_every == 0 or step == steps:

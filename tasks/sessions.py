@@ -56,10 +56,9 @@ def session_of(run_id: str) -> RunSession:
     return _open[run_id].session
 
 
-def wake_outbox(run_id: str) -> None:
-    """Say that the catalog has news for MLflow."""
-    if courier := _open[run_id].courier:
-        courier.wake()
+def courier_of(run_id: str) -> Courier | None:
+    """What mirrors the run to MLflow beside this process; None: the run keeps out of MLflow."""
+    return _open[run_id].courier
 
 
 def end_session(run_id: str) -> None:

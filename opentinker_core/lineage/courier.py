@@ -2,7 +2,7 @@
 
 In a thread, or as a process of ordinary priority, it would take a core from the training loop while
 torch computes on all of them, and a parallel region is as slow as its slowest thread. So it works when
-the cores have nothing better to do.
+the cores have nothing better to do, and seldom: what has gathered in a while costs less together.
 """
 
 import os
@@ -10,7 +10,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from opentinker_core.config.settings import Settings
 from opentinker_core.lineage.outbox import open_dispatcher
@@ -38,15 +37,9 @@ class Courier:
             )
 
     @property
-    def _input(self) -> IO[bytes]:
-        assert self._process.stdin is not None
-        return self._process.stdin
-
-    def wake(self) -> None:
-        """Say that the catalog has news."""
-        with suppress(BrokenPipeError):  # it ended early; `close` tells what it left
-            self._input.write(b"\n")
-            self._input.flush()
+    def pid(self) -> int:
+        """The process that delivers."""
+        return self._process.pid
 
     def close(self) -> int:
         """Let it deliver what is pending, within a minute.
@@ -54,8 +47,8 @@ class Courier:
         Returns:
             The number of events still pending.
         """
-        with suppress(BrokenPipeError):
-            self._input.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         try:
             self._process.wait(_LAST_CALL_S + 10)
         except subprocess.TimeoutExpired:
@@ -71,12 +64,11 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 
 def main() -> None:
-    """Deliver whenever a line comes in, until the input ends; then deliver what is left."""
+    """Deliver now and then until the input ends; then deliver what is left."""
     _yield_to_others()
     dispatcher = open_dispatcher(Workspace())
     dispatcher.start()
-    while sys.stdin.buffer.readline():
-        dispatcher.wake()
+    sys.stdin.buffer.read()  # until the run closes it, or ends in whatever way
     _compete_again()
     dispatcher.close(_LAST_CALL_S)
 

@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from opentinker_core.runtime.workspace import Workspace
 
 _LOG = logging.getLogger(__name__)
-_BATCH = 100
+_READ = 100
+_TOGETHER = 32
+"""Events delivered at once: enough to share what a delivery costs, few enough to stop between two."""
 _BUSY_WAIT_S = 0.1
 
 
@@ -51,8 +54,9 @@ class Delivery:
 class OutboxDispatcher:
     """Delivers pending events with a recorder: on call, or from a background thread.
 
-    Events of a tenant are delivered in order, by one process at a time. What fails because MLflow is out
-    waits; what fails for its own reason is tried `max_attempts` times, then kept with its error and skipped.
+    Events of a tenant are delivered in order, by one process at a time, and several together. What fails
+    because MLflow is out waits; what fails for its own reason is tried alone, `max_attempts` times, then kept
+    with its error and skipped.
     """
 
     def __init__(
@@ -62,16 +66,24 @@ class OutboxDispatcher:
         *,
         max_attempts: int = 4,
         backoff_s: tuple[float, float] = (0.5, 30.0),
-        poll_s: float = 5.0,
+        together: int = _TOGETHER,
+        poll_s: float = 20.0,
     ) -> None:
-        """`backoff_s`: first and longest wait after a failure; `poll_s`: between looks for others' events."""
+        """How it delivers.
+
+        Args:
+            max_attempts: How often an event may fail for its own reason.
+            backoff_s: First and longest wait after a failure.
+            together: Events delivered at once, at most.
+            poll_s: Of the background thread, between deliveries: events gather that are cheaper together.
+        """
         self._catalog = catalog
         self._recorder = recorder
         self._max_attempts = max_attempts
         self._backoff_s = backoff_s
+        self._together = together
         self._poll_s = poll_s
         self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
         self._closing = threading.Event()
         self._deadline = float("inf")
         self.last: Delivery | None = None
@@ -111,10 +123,6 @@ class OutboxDispatcher:
             self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
             self._thread.start()
 
-    def wake(self) -> None:
-        """Say that there are new events; never blocks. During an outage the wait goes on."""
-        self._wake.set()
-
     def close(self, deadline_s: float = 10.0) -> int:
         """Deliver what is pending for at most `deadline_s` seconds, then stop the thread.
 
@@ -125,7 +133,6 @@ class OutboxDispatcher:
         """
         self._deadline = time.monotonic() + deadline_s
         self._closing.set()
-        self._wake.set()
         if self._thread is not None:
             self._thread.join(deadline_s)
             self._thread = None
@@ -140,8 +147,7 @@ class OutboxDispatcher:
                 if self._closing.is_set():
                     return
                 wait = first
-                self._wake.wait(self._poll_s)
-                self._wake.clear()
+                self._closing.wait(self._poll_s)
             elif last.outcome is Outcome.BUSY:
                 if self._is_overdue():
                     return
@@ -162,14 +168,20 @@ class OutboxDispatcher:
                 if not held:
                     return Delivery(Outcome.BUSY, 0)
                 while events := self._deliverable(done, retry_given_up):
-                    for event in events:
+                    batches = deque(_batches(events, self._together))
+                    while batches:
                         if stopped():
                             return Delivery(Outcome.STOPPED, delivered)
-                        error = self._deliver(event)
-                        if error and event.attempts + 1 < self._max_attempts:
+                        batch = batches.popleft()
+                        error = self._deliver(batch)
+                        if error is None:
+                            delivered += len(batch)
+                        elif len(batch) > 1:  # which of them it was shows one by one
+                            batches.extendleft([event] for event in reversed(batch))
+                            continue
+                        elif batch[0].attempts + 1 < self._max_attempts:
                             return Delivery(Outcome.RETRY, delivered, error)
-                        delivered += error is None
-                        done.add(event.id)
+                        done.update(event.id for event in batch)
         except (OpenTinkerError, OSError) as error:  # MLflow or the catalog is out
             return Delivery(Outcome.OUTAGE, delivered, str(error))
         return Delivery(Outcome.DRAINED, delivered)
@@ -177,27 +189,33 @@ class OutboxDispatcher:
     def _is_overdue(self) -> bool:
         return time.monotonic() > self._deadline
 
-    def _deliver(self, event: OutboxEvent) -> str | None:
-        """Deliver one event; returns why it failed for its own reason, None if it did not.
+    def _deliver(self, batch: Sequence[OutboxEvent]) -> str | None:
+        """Deliver events; returns why one failed for its own reason, None if none did.
+
+        A single event that failed is marked so; of several, none is marked.
 
         Raises:
-            OpenTinkerError: MLflow, or the catalog, is out; the event is as it was.
+            OpenTinkerError: MLflow, or the catalog, is out; the events are as they were.
         """
         try:
-            self._recorder.record(event)
+            self._recorder.record(batch)
         except OpenTinkerError as error:
             if is_outage(error):
                 raise
-            self._catalog.mark_failed(event.id, str(error))
-            if event.attempts + 1 == self._max_attempts:
-                _LOG.warning("%s (event %d) is given up: %s", event.kind, event.id, error)
+            if len(batch) == 1:
+                self._mark_failed(batch[0], error)
             return str(error)
-        self._catalog.mark_delivered(event.id)
+        self._catalog.mark_delivered([event.id for event in batch])
         return None
+
+    def _mark_failed(self, event: OutboxEvent, error: OpenTinkerError) -> None:
+        self._catalog.mark_failed(event.id, str(error))
+        if event.attempts + 1 == self._max_attempts:
+            _LOG.warning("%s (event %d) is given up: %s", event.kind, event.id, error)
 
     def _deliverable(self, done: set[int], retry_given_up: bool) -> list[OutboxEvent]:
         """The next pending events that are not given up; at least one, if there is one."""
-        limit = _BATCH
+        limit = _READ
         while True:
             events = self._catalog.pending_events(limit)
             found = [one for one in events if one.id not in done]
@@ -209,6 +227,17 @@ class OutboxDispatcher:
 
     def _given_up(self, event: OutboxEvent) -> bool:
         return event.attempts >= self._max_attempts
+
+
+def _batches(events: Sequence[OutboxEvent], size: int) -> Iterator[list[OutboxEvent]]:
+    """The events in order, up to `size` together; those that failed before alone."""
+    batch: list[OutboxEvent] = []
+    for event in events:
+        if batch and (event.attempts or batch[-1].attempts or len(batch) == size):
+            yield batch
+            batch = []
+        batch.append(event)
+    yield batch
 
 
 def open_dispatcher(workspace: "Workspace") -> OutboxDispatcher:

@@ -1,4 +1,6 @@
-"""Delivers the catalog's outbox events to MLflow, one by one; delivering an event twice changes nothing."""
+"""Delivers the catalog's outbox events to MLflow; delivering an event twice changes nothing."""
+
+from collections.abc import Sequence
 
 from opentinker_core.lineage.errors import EventError
 from opentinker_core.lineage.mirror import Mirror
@@ -26,24 +28,28 @@ class MLflowRecorder:
         self._prefect_ui_url = prefect_ui_url
         self._mirror: Mirror | None = None
 
-    def record(self, event: OutboxEvent) -> None:
-        """Mirror one event; those of runs with `record.mlflow: false` are let pass.
+    def record(self, events: Sequence[OutboxEvent]) -> None:
+        """Mirror events, in order; those of runs with `record.mlflow: false` are let pass.
+
+        After an error any of them may be in MLflow already, or in part: record them again.
 
         Raises:
-            MirrorOutageError: MLflow cannot be used just now; nothing is wrong with the event.
-            OpenTinkerError: this event cannot be mirrored, for a reason of its own.
+            MirrorOutageError: MLflow cannot be used just now; nothing is wrong with the events.
+            OpenTinkerError: one of them cannot be mirrored, for a reason of its own.
         """
-        if not self._is_wanted(event):
+        wanted = self._wanted(events)
+        if not wanted:
             return
         mirror = self._connected()
         from mlflow.exceptions import MlflowException
 
         try:
-            mirror.handle(event.kind, event.payload)
+            mirror.handle(wanted)
         except (MlflowException, OSError) as error:
             raise translated(error) from error
         except (LookupError, TypeError, ValueError) as error:
-            raise EventError(f"event {event.id} ({event.kind}): {type(error).__name__}: {error}") from error
+            named = ", ".join(f"{event.id} ({event.kind})" for event in wanted)
+            raise EventError(f"event {named}: {type(error).__name__}: {error}") from error
 
     def mirror_aliases(self, policy_name: str) -> None:
         """Mirror aliases that moved without a new version (a rollback).
@@ -59,10 +65,13 @@ class MLflowRecorder:
         except (MlflowException, OSError) as error:
             raise translated(error) from error
 
-    def _is_wanted(self, event: OutboxEvent) -> bool:
-        run_id = event.payload.get("run_id")
-        config = self._catalog.run(run_id).config if run_id else {}
-        return bool(config.get("record", {}).get("mlflow", True))
+    def _wanted(self, events: Sequence[OutboxEvent]) -> list[OutboxEvent]:
+        run_ids = {event.payload.get("run_id") for event in events}
+        configs = {run_id: self._catalog.run(run_id).config if run_id else {} for run_id in run_ids}
+        unwanted = {
+            run_id for run_id, config in configs.items() if not config.get("record", {}).get("mlflow", True)
+        }
+        return [event for event in events if event.payload.get("run_id") not in unwanted]
 
     def _connected(self) -> Mirror:
         if self._mirror is None:

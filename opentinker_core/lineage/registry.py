@@ -1,18 +1,23 @@
-"""Mirrors policy versions as MLflow model versions that say what trained them and what they sampled."""
+"""Mirrors policy versions as MLflow model versions that say what trained them and what they sampled.
+
+Every write is one that can be repeated: a model version is found again by its tag, the rest is set to
+what it shall be. Calls go to MLflow's registry client; the client on top of it asks before each write
+whether the model is a prompt.
+"""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from opentinker_core.lineage.runs import run_tags
 from opentinker_core.lineage.tracking import Tracking
 from opentinker_core.policies.catalog import Catalog
-from opentinker_core.policies.types import PolicyVersion, Run, TrajectorySet
+from opentinker_core.policies.types import PolicyVersion, Run, TrajectorySet, VersionLineage
 from opentinker_core.sampling.protocol import BASE
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 _DESCRIPTION_LIMIT = 5000
 """Characters of a description that MLflow's schema has room for."""
+_ALL = 200_000
+"""As many results as MLflow returns of a search."""
 _SETS = 10
 """Trajectory sets that a description lists; the tags name every one."""
 
@@ -22,84 +27,126 @@ def model_name(policy_name: str, tenant: str) -> str:
     return f"policy.{policy_name}" if tenant == "default" else f"policy.{tenant}~{policy_name}"
 
 
+@dataclass(frozen=True)
+class Registration:
+    """A version to register, and what it comes from."""
+
+    lineage: VersionLineage
+    run: Run | None
+    mlflow_run_id: str | None
+    """Of `run`."""
+    links: str
+    """Markdown that leads to the runs behind the version."""
+
+
 class VersionRegistry:
-    """Registered models and model versions of one tenant's policies. Everything here can be repeated."""
+    """Registered models and model versions of one tenant's policies."""
 
     def __init__(self, tracking: Tracking, catalog: Catalog) -> None:
-        self._client = tracking.client
+        self._client = tracking.registry
         self._target = tracking.target
         self._catalog = catalog
         self._tenant = catalog.tenant
         self._created: set[str] = set()
+        self._numbers: dict[str, str] = {}
+        """MLflow's numbers of versions `name@number`, as far as this process has met them."""
+        self._newest: dict[str, int] = {}
+        """MLflow's highest number of each model when this process last looked."""
+        self._aliases: dict[tuple[str, str], int] = {}
+        """Where (policy, alias) points in MLflow, as far as this process has set it."""
 
-    def register(self, version: PolicyVersion, run: Run | None, run_id: str | None, links: str) -> None:
-        """Create the model version of `version`, or bring its description up to date.
+    def forget(self) -> None:
+        """Look again for what is in MLflow, instead of remembering it."""
+        self._created.clear()
+        self._numbers.clear()
+        self._newest.clear()
+        self._aliases.clear()
+
+    def register(self, registrations: Sequence[Registration]) -> None:
+        """Create the model versions of versions; of those that exist, bring the description up to date.
 
         MLflow numbers by itself; the alias `6` makes `policy.adder@6` there mean `adder@6` here.
-        `run_id` is MLflow's id of `run`; `links` is Markdown that leads to the runs behind the version.
         """
-        name = model_name(version.policy_name, self._tenant)
-        description = self._description(version, links)
-        existing = self.find(version.ref)
-        if existing is None:
-            self._create_model(name, version)
-            existing = self._client.create_model_version(
-                name,
-                source=self._source(version),
-                run_id=run_id,
-                tags=self._tags(version, run),
-                description=description,
-                await_creation_for=0,
-            )
-        else:
-            self._describe(existing, description)
-        self._client.set_registered_model_alias(name, str(version.number), str(existing.version))
+        for policy_name in dict.fromkeys(one.lineage.version.policy_name for one in registrations):
+            self._look(policy_name)
+        for one in registrations:
+            version = one.lineage.version
+            name = model_name(version.policy_name, self._tenant)
+            if (number := self._numbers.get(version.ref)) is None:
+                number = self._create(name, one)
+            else:
+                self._client.update_model_version(name, number, _description(one.lineage, one.links))
+            self._client.set_registered_model_alias(name, str(version.number), number)
 
-    def refresh(self, version: PolicyVersion, links: str) -> None:
+    def describe(self, lineage: VersionLineage, links: str) -> None:
         """Bring the description of a version up to date, if it has been mirrored."""
-        existing = self.find(version.ref)
-        if existing is not None:
-            self._describe(existing, self._description(version, links))
-
-    def _describe(self, existing: "ModelVersion", description: str) -> None:
-        if existing.description != description:
-            self._client.update_model_version(existing.name, str(existing.version), description)
+        name = model_name(lineage.version.policy_name, self._tenant)
+        if (number := self._number(lineage.version.ref)) is not None:
+            self._client.update_model_version(name, number, _description(lineage, links))
 
     def tag(self, ref: str, tags: dict[str, str]) -> None:
         """Set tags on the model version of `ref`, if it has been mirrored."""
-        found = self.find(ref)
-        if found is not None:
+        name = model_name(ref.rpartition("@")[0], self._tenant)
+        if (number := self._number(ref)) is not None:
             for key, value in tags.items():
-                self._client.set_model_version_tag(found.name, str(found.version), key, value)
-
-    def find(self, ref: str) -> "ModelVersion | None":
-        """The model version of `name@number`; MLflow numbers by itself, so it is found by tag."""
-        policy_name, _, number = ref.rpartition("@")
-        name = model_name(policy_name, self._tenant)
-        found = self._client.search_model_versions(f"name = '{name}' and tags.`ot.version` = '{number}'")
-        return found[0] if found else None
+                self._client.set_model_version_tag(name, number, key, value)
 
     def mirror_aliases(self, policy_name: str) -> None:
         """Point MLflow's aliases to where the catalog's point now, as far as those versions are mirrored.
 
         MLflow reserves `latest` and `v1`, `v2`...: such an alias becomes the tag `ot.alias.<alias>`
-        of the registered model. A policy without a mirrored version is left out.
+        of the registered model.
         """
         name = model_name(policy_name, self._tenant)
-        models = self._client.search_registered_models(f"name = '{name}'", max_results=1)
-        aliases = self._catalog.aliases(policy_name) if models else {}
-        for alias, number in aliases.items():
-            model = models[0]
-            if _is_reserved(alias):
-                self._tag_model(model, f"ot.alias.{alias}", str(number))
+        for alias, version in self._catalog.aliases(policy_name).items():
+            if self._aliases.get((policy_name, alias)) == version:
                 continue
-            target = self.find(f"{policy_name}@{number}")
-            if target is not None and str(model.aliases.get(alias)) != str(target.version):
-                self._client.set_registered_model_alias(model.name, alias, str(target.version))
+            number = self._number(f"{policy_name}@{version}")
+            if number is None:
+                continue
+            if _is_reserved(alias):
+                self._client.set_registered_model_tag(name, f"ot.alias.{alias}", str(version))
+            else:
+                self._client.set_registered_model_alias(name, alias, number)
+            self._aliases[policy_name, alias] = version
 
-    def _tag_model(self, model: "RegisteredModel", key: str, value: str) -> None:
-        if model.tags.get(key) != value:
-            self._client.set_registered_model_tag(model.name, key, value)
+    def _look(self, policy_name: str) -> None:
+        """Learn of the model versions that came since the last look: all of them, at the first.
+
+        So none is created twice: whatever is in MLflow of a delivery that did not get to its end, by
+        whichever process, is met here before it is repeated.
+        """
+        name = model_name(policy_name, self._tenant)
+        newest = self._newest.get(name, 0)
+        came = f"name = '{name}' and version_number > {newest}"
+        for found in self._client.search_model_versions(came, max_results=_ALL):
+            self._numbers[f"{policy_name}@{found.tags.get('ot.version')}"] = str(found.version)
+            newest = max(newest, int(found.version))
+        self._newest[name] = newest
+
+    def _create(self, name: str, one: Registration) -> str:
+        version = one.lineage.version
+        self._create_model(name, version)
+        created = self._client.create_model_version(
+            name,
+            source=self._source(version),
+            run_id=one.mlflow_run_id,
+            tags=_tags(one.lineage, one.run),
+            description=_description(one.lineage, one.links),
+            await_creation_for=0,
+        )
+        self._newest[name] = int(created.version)
+        number = self._numbers[version.ref] = str(created.version)
+        return number
+
+    def _number(self, ref: str) -> str | None:
+        """MLflow's number of `name@number`, if it has been mirrored."""
+        if ref not in self._numbers:
+            policy_name, _, number = ref.rpartition("@")
+            same = f"name = '{model_name(policy_name, self._tenant)}' and tags.`ot.version` = '{number}'"
+            for found in self._client.search_model_versions(same, max_results=1):
+                self._numbers[ref] = str(found.version)
+        return self._numbers.get(ref)
 
     def _create_model(self, name: str, version: PolicyVersion) -> None:
         from mlflow.exceptions import MlflowException
@@ -125,50 +172,41 @@ class VersionRegistry:
             return f"snapshot:/{version.sampler.digest}"
         return version.sampler.uri
 
-    def _tags(self, version: PolicyVersion, run: Run | None) -> dict[str, str]:
-        sets = self._catalog.trained_on(version.ref)
-        tags = {
-            "ot.version": str(version.number),
-            "ot.digest": version.sampler.digest,
-            "ot.snapshot_uri": version.sampler.uri,
-            "ot.parent": version.parent or BASE,
-            "ot.step": str(version.step),
-            "ot.phase": version.phase,
-            "ot.trained_on": ",".join(one.digest for one in sets),
-            "ot.sampled_by": ",".join(dict.fromkeys(one.sampled_by for one in sets)),
-        }
-        if run is not None:
-            tags |= run_tags(run)
-        return {key: value for key, value in tags.items() if value}
 
-    def _description(self, version: PolicyVersion, links: str) -> str:
-        trained_on = self._catalog.trained_on(version.ref)
-        generated = self._catalog.generated_by(version.ref)
-        parent = version.parent or BASE
-        parts = [f"**{version.ref}**, {version.phase} step {version.step}; parent: {parent}", links]
-        if trained_on:
-            parts.append(_list("Trained on", trained_on, lambda one: f"sampled by {one.sampled_by}"))
-        if generated:
-            parts.append(_list("Generated", generated, lambda one: f"used for {self._use(one)}"))
-        for evaluation in self._catalog.evaluations(subject=version.ref):
-            interval = f"{evaluation.mean:.3f} (95 %: {evaluation.low:.3f} to {evaluation.high:.3f})"
-            parts.append(
-                f"Evaluation on {evaluation.environment}: {interval}, {evaluation.episodes} episodes"
-            )
-        return "\n\n".join(part for part in parts if part)[:_DESCRIPTION_LIMIT]
-
-    def _use(self, trajectory_set: TrajectorySet) -> str:
-        return ", ".join(self._catalog.consumers(trajectory_set.set_id)) or trajectory_set.purpose
+def _tags(lineage: VersionLineage, run: Run | None) -> dict[str, str]:
+    version, sets = lineage.version, lineage.trained_on
+    tags = {
+        "ot.version": str(version.number),
+        "ot.digest": version.sampler.digest,
+        "ot.snapshot_uri": version.sampler.uri,
+        "ot.parent": version.parent or BASE,
+        "ot.step": str(version.step),
+        "ot.phase": version.phase,
+        "ot.trained_on": ",".join(one.digest for one in sets),
+        "ot.sampled_by": ",".join(dict.fromkeys(one.sampled_by for one in sets)),
+    }
+    if run is not None:
+        tags |= run_tags(run)
+    return {key: value for key, value in tags.items() if value}
 
 
-def run_tags(run: Run) -> dict[str, str]:
-    """The tags by which a run is found in MLflow, on runs and on model versions alike."""
-    tags = {"ot.run_id": run.run_id, "ot.config_digest": run.config_digest}
-    if run.code_commit:
-        tags["ot.code_commit"] = run.code_commit
-    if run.flow_run_id:
-        tags["prefect.flow_run_id"] = run.flow_run_id
-    return tags
+def _description(lineage: VersionLineage, links: str) -> str:
+    version = lineage.version
+
+    def use(trajectory_set: TrajectorySet) -> str:
+        consumers = ", ".join(lineage.consumers[trajectory_set.set_id])
+        return f"used for {consumers or trajectory_set.purpose}"
+
+    parts = [
+        f"**{version.ref}**, {version.phase} step {version.step}; parent: {version.parent or BASE}",
+        links,
+        _list("Trained on", lineage.trained_on, lambda one: f"sampled by {one.sampled_by}"),
+        _list("Generated", lineage.generated, use),
+    ]
+    for evaluation in lineage.evaluations:
+        interval = f"{evaluation.mean:.3f} (95 %: {evaluation.low:.3f} to {evaluation.high:.3f})"
+        parts.append(f"Evaluation on {evaluation.environment}: {interval}, {evaluation.episodes} episodes")
+    return "\n\n".join(part for part in parts if part)[:_DESCRIPTION_LIMIT]
 
 
 def _is_reserved(alias: str) -> bool:
@@ -177,6 +215,8 @@ def _is_reserved(alias: str) -> bool:
 
 def _list(title: str, sets: Sequence[TrajectorySet], use: Callable[[TrajectorySet], str]) -> str:
     """One item a set: MLflow's pages draw tables without any space between columns."""
+    if not sets:
+        return ""
     lines = [f"**{title}**", ""]
     for one in sets[:_SETS]:
         reward = "" if one.reward_mean is None else f", mean reward {one.reward_mean:.3f}"

@@ -8,7 +8,6 @@ the trace's id, by which writing it again changes nothing.
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
 from datetime import datetime
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -24,11 +23,9 @@ _PREVIEW = 1000
 """Characters of prompt and answer shown in MLflow's list of traces."""
 
 
-def sample_episodes(trajectories: Sequence[Trajectory], count: int, set_id: str) -> list[Trajectory]:
-    """`count` of the set's trajectories, drawn without bias and always the same ones, in order."""
-    indices = range(len(trajectories))
-    drawn = Random(derive_seed("trace", set_id)).sample(indices, min(count, len(indices)))
-    return [trajectories[index] for index in sorted(drawn)]
+def draw_episodes(episodes: int, count: int, set_id: str) -> list[int]:
+    """Rows of `count` of a set's episodes, drawn without bias and always the same ones, in order."""
+    return sorted(Random(derive_seed("trace", set_id)).sample(range(episodes), min(count, episodes)))
 
 
 def trace_hex(set_id: str, trajectory_id: str) -> str:

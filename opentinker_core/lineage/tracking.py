@@ -11,6 +11,7 @@ from opentinker_core.lineage.errors import EventError, MirrorOutageError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.tracing.client import TracingClient
+    from mlflow.tracking._model_registry.client import ModelRegistryClient
 
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -50,6 +51,7 @@ class Tracking:
 
     target: TrackingTarget
     client: "MlflowClient"
+    registry: "ModelRegistryClient"
     traces: "TracingClient"
 
 
@@ -80,12 +82,14 @@ def connect(target: TrackingTarget) -> Tracking:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
     from mlflow.tracing.client import TracingClient
+    from mlflow.tracking._model_registry.client import ModelRegistryClient
     from sqlalchemy.exc import SQLAlchemyError
 
     _silence()
     try:
-        client = MlflowClient(target.tracking_uri, registry_uri=target.tracking_uri)
-        return Tracking(target, client, TracingClient(target.tracking_uri))
+        uri = target.tracking_uri
+        client, registry = MlflowClient(uri, registry_uri=uri), ModelRegistryClient(uri, uri)
+        return Tracking(target, client, registry, TracingClient(uri))
     except (MlflowException, SQLAlchemyError, OSError) as error:
         raise MirrorOutageError(f"MLflow at {target.tracking_uri}: {_first_line(error)}") from error
 

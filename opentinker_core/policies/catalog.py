@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 
 from opentinker_core.config.schema import LoRAConfig
 from opentinker_core.errors import UsageError
+from opentinker_core.policies.lineage import LineageRecords
 from opentinker_core.policies.outbox import Outbox
 from opentinker_core.policies.runs import RunRecords
 from opentinker_core.policies.tables import AliasRow, PolicyRow, VersionRow
@@ -32,7 +33,7 @@ class PolicySummary:
     aliases: dict[str, int]
 
 
-class Catalog(VersionRecords, RunRecords, TrajectorySetRecords, Outbox):
+class Catalog(VersionRecords, RunRecords, TrajectorySetRecords, LineageRecords, Outbox):
     """The catalog at a URL, as one tenant sees it. Safe to share between threads.
 
     `url` is a SQLAlchemy URL: `sqlite:///file` (created if missing) or `postgresql://...`. Opening it

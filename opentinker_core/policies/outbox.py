@@ -5,6 +5,7 @@ Kinds and payloads: `run.started` and `run.finished` {"run_id", "status"}, `vers
 involved (a fork, an evaluation by hand). Delivery is at least once and in order of `id`.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,16 +49,20 @@ class Outbox(TenantScope):
                 OutboxEvent(row.id, row.kind, row.payload, row.attempts) for row in session.scalars(query)
             ]
 
-    def mark_delivered(self, event_id: int) -> None:
-        """Record that an event was delivered; repeating it changes nothing.
+    def mark_delivered(self, event_ids: Collection[int]) -> None:
+        """Record that events were delivered; repeating it changes nothing.
 
         Raises:
-            NotFoundError: there is no such event.
+            NotFoundError: one of them does not exist.
         """
         with self._write() as session:
-            row = self._event(session, event_id)
-            row.delivered_at = row.delivered_at or utc_now()
-            row.last_error = None
+            query = select(OutboxRow).where(OutboxRow.tenant == self.tenant, OutboxRow.id.in_(event_ids))
+            rows = session.scalars(query).all()
+            if missing := set(event_ids) - {row.id for row in rows}:
+                raise NotFoundError(f"event: there is no {', '.join(map(str, sorted(missing)))}")
+            for row in rows:
+                row.delivered_at = row.delivered_at or utc_now()
+                row.last_error = None
 
     def mark_failed(self, event_id: int, error: str) -> None:
         """Record that a delivery failed; the event stays pending.

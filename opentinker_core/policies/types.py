@@ -114,3 +114,17 @@ class Evaluation:
     episodes: int
     trajectory_set: TrajectorySet | None = None
     details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class VersionLineage:
+    """A version with what it came from and what came of it."""
+
+    version: PolicyVersion
+    trained_on: list[TrajectorySet]
+    """What it was trained on since its parent."""
+    generated: list[TrajectorySet]
+    """What it sampled."""
+    consumers: dict[str, list[str]]
+    """For each of these sets, by id: the versions trained on it, `name@number`, oldest first."""
+    evaluations: list[Evaluation]

@@ -76,10 +76,11 @@ def encode(trajectories: Sequence[Trajectory]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def decode(content: bytes, place: str) -> list[Trajectory]:
-    """The set from the bytes of a Parquet file; every invariant is checked again.
+def decode(content: bytes, place: str, rows: Sequence[int] | None = None) -> list[Trajectory]:
+    """The set (or some rows of it) from the bytes of a Parquet file; every invariant is checked again.
 
     Raises:
+        IndexError: there is no such row.
         TrajectoryStoreError: not a trajectory set, or of a version this release does not know.
         TrajectoryError: a trajectory breaks an invariant.
     """
@@ -95,6 +96,8 @@ def decode(content: bytes, place: str) -> list[Trajectory]:
         raise TrajectoryStoreError(f"{place}: schema version {version}; accepted: {SCHEMA_VERSION}")
     if not table.schema.equals(_schema()):
         raise TrajectoryStoreError(f"{place}: its columns are not those of schema version {SCHEMA_VERSION}")
+    if rows is not None:
+        table = table.take(pa.array(rows, pa.int64()))
     plain = table.select([*(name for name in _PLAIN if name != "reward"), "turns", "info"]).to_pylist()
     arrays = (_arrays(table[name]) for name in ("tokens", "mask", "logprobs"))
     return [_trajectory(row, *values) for row, *values in zip(plain, *arrays, strict=True)]

@@ -68,10 +68,12 @@ class TrajectoryStore:
         tokens = sum(trajectory.sampled_tokens for trajectory in trajectories)
         return StoredSet(f"{self.uri}/{place}", digest, len(trajectories), tokens)
 
-    def load(self, uri: str, digest: str | None = None) -> list[Trajectory]:
+    def load(
+        self, uri: str, digest: str | None = None, rows: Sequence[int] | None = None
+    ) -> list[Trajectory]:
         """The trajectories of a set, in the order saved; the file's SHA-256 is verified.
 
-        Without `digest` it is verified against the digits in the URI.
+        Without `digest` it is verified against the digits in the URI. `rows` picks some, by position.
 
         Raises:
             BlobMissingError: there is no such set; BlobError: it lies outside the store or cannot
@@ -87,7 +89,7 @@ class TrajectoryStore:
             raise TrajectoryStoreError(
                 f"{uri}: its SHA-256 is {found}, not {expected}: damaged or another set"
             )
-        return decode(content, uri)
+        return decode(content, uri, rows)
 
     def _is_local(self, key: str) -> bool:
         return self._blobs.local_path(key) is not None

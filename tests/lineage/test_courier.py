@@ -22,7 +22,7 @@ from pathlib import Path
 from opentinker_core.lineage.courier import Courier
 from tests.runtime.runs import workspace_at
 courier = Courier(workspace_at(Path(sys.argv[1])))
-print(courier._process.pid, flush=True)
+print(courier.pid, flush=True)
 time.sleep(600)
 """
 
@@ -36,16 +36,14 @@ def trained(tmp_path: Path) -> Workspace:
 def test_it_delivers_everything_before_it_is_closed(trained: Workspace) -> None:
     assert trained.catalog.pending_events()
     courier = Courier(trained)
-    courier.wake()
     assert courier.close() == 0
     assert trained.catalog.pending_events() == []
 
 
 def test_what_it_leaves_is_counted_when_it_dies(trained: Workspace) -> None:
     courier = Courier(trained)
-    os.kill(courier._process.pid, signal.SIGKILL)
+    os.kill(courier.pid, signal.SIGKILL)
     courier._process.wait()
-    courier.wake()
     assert courier.close() == len(trained.catalog.pending_events()) > 0
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,10 @@ from tests.servers import postgres_binaries, postgres_server
 
 
 class Switchable(MLflowRecorder):
-    """A recorder whose MLflow can be out, which refuses some events, and remembers the order."""
+    """A recorder whose MLflow can be out, which refuses some events, and remembers the order.
+
+    Events that are recorded together pass together, or not at all.
+    """
 
     def __init__(
         self, workspace: Workspace, refuses: Callable[[OutboxEvent], bool] = lambda event: False
@@ -34,15 +37,16 @@ class Switchable(MLflowRecorder):
         self.out = False
         self.refuses = refuses
         self.recorded: list[int] = []
-        self.attempted: list[int] = []
+        self.attempted: list[list[int]] = []
 
-    def record(self, event: OutboxEvent) -> None:
-        self.attempted.append(event.id)
+    def record(self, events: Sequence[OutboxEvent]) -> None:
+        ids = [event.id for event in events]
+        self.attempted.append(ids)
         if self.out:
             raise MirrorOutageError("MLflow is out")
-        if self.refuses(event):
-            raise EventError("this one is wrong")
-        self.recorded.append(event.id)
+        if any(self.refuses(event) for event in events):
+            raise EventError("one of them is wrong")
+        self.recorded += ids
 
 
 def make(workspace: Workspace, recorder: MLflowRecorder, **options: int) -> OutboxDispatcher:
@@ -71,6 +75,16 @@ def test_events_are_delivered_in_order_and_once(workspace: Workspace) -> None:
     assert dispatcher.deliver_pending().delivered == len(ids) == 5
     assert dispatcher.deliver_pending().delivered == 0
     assert recorder.recorded == ids
+    assert recorder.attempted == [ids]
+
+
+def test_no_more_than_so_many_are_delivered_at_once(workspace: Workspace) -> None:
+    recorder = Switchable(workspace)
+    dispatcher = make(workspace, recorder, together=2)
+    steps(workspace, 3)
+    ids = [event.id for event in dispatcher.pending()]
+    assert dispatcher.deliver_pending().delivered == 5
+    assert recorder.attempted == [ids[:2], ids[2:4], ids[4:]]
 
 
 def test_an_outage_loses_nothing_and_later_all_arrives_in_order(workspace: Workspace) -> None:
@@ -80,33 +94,40 @@ def test_an_outage_loses_nothing_and_later_all_arrives_in_order(workspace: Works
     dispatcher.start()
     started = time.monotonic()
     training = steps(workspace, 5)
-    dispatcher.wake()
     assert time.monotonic() - started < 5
     ids = [event.id for event in dispatcher.pending()]
     eventually(lambda: len(recorder.attempted) > 2)
-    assert set(recorder.attempted) == {ids[0]}
+    assert {attempt[0] for attempt in recorder.attempted} == {ids[0]}
+    assert recorder.recorded == []
     assert all(event.attempts == 0 for event in dispatcher.pending())
     recorder.out = False
     training.step()
-    dispatcher.wake()
     assert dispatcher.close(10) == 0
     assert recorder.recorded == [*ids, ids[-1] + 1]
 
 
-def test_waking_does_not_shorten_the_wait_of_an_outage(workspace: Workspace) -> None:
+def test_an_outage_does_not_delay_the_end(workspace: Workspace) -> None:
     recorder = Switchable(workspace)
     recorder.out = True
     dispatcher = OutboxDispatcher(workspace.catalog, recorder, backoff_s=(60, 60))
     steps(workspace, 1)
     dispatcher.start()
     eventually(lambda: len(recorder.attempted) == 1)
-    for _ in range(20):
-        dispatcher.wake()
-        time.sleep(0.01)
-    assert len(recorder.attempted) == 1
     started = time.monotonic()
     assert dispatcher.close(30) == 3
     assert time.monotonic() - started < 5
+
+
+def test_between_deliveries_events_gather(workspace: Workspace) -> None:
+    recorder = Switchable(workspace)
+    dispatcher = OutboxDispatcher(workspace.catalog, recorder, poll_s=60)
+    training = steps(workspace, 1)
+    dispatcher.start()
+    eventually(lambda: len(recorder.recorded) == 3)
+    for _ in range(4):
+        training.step(episodes=1)
+    assert dispatcher.close(10) == 0
+    assert [len(attempt) for attempt in recorder.attempted] == [3, 4]
 
 
 def test_a_poison_event_is_kept_with_its_error_and_the_others_pass(workspace: Workspace) -> None:
@@ -122,7 +143,7 @@ def test_a_poison_event_is_kept_with_its_error_and_the_others_pass(workspace: Wo
     (kept,) = dispatcher.pending()
     assert (kept.id, kept.attempts) == (ids[2], 3)
     assert dispatcher.deliver_pending().delivered == 0
-    assert len([one for one in recorder.attempted if one == ids[2]]) == 3
+    assert recorder.attempted.count([ids[2]]) == 3
     poison.clear()
     assert dispatcher.deliver_pending(retry_given_up=True).delivered == 1
     assert dispatcher.pending() == []
@@ -152,9 +173,9 @@ def test_close_keeps_to_its_deadline(workspace: Workspace) -> None:
     release = threading.Event()
 
     class Slow(Switchable):
-        def record(self, event: OutboxEvent) -> None:
+        def record(self, events: Sequence[OutboxEvent]) -> None:
             release.wait(30)
-            super().record(event)
+            super().record(events)
 
     dispatcher = make(workspace, Slow(workspace))
     steps(workspace, 2)
@@ -181,8 +202,6 @@ def test_two_dispatchers_at_once_deliver_each_event_once(workspace: Workspace) -
     training = Training(workspace)
     for _ in range(20):
         training.step()
-        for dispatcher in dispatchers:
-            dispatcher.wake()
     assert [dispatcher.close(20) for dispatcher in dispatchers] == [0, 0]
     recorded = recorders[0].recorded + recorders[1].recorded
     assert len(recorded) == len(set(recorded)) == 22
@@ -249,48 +268,70 @@ def test_an_unreachable_postgres_is_one_clear_error() -> None:
 _DELIVERER = """
 import os, sys
 from pathlib import Path
+from mlflow.tracing.client import TracingClient
+from mlflow.tracking._model_registry.client import ModelRegistryClient
+from mlflow import MlflowClient
 from opentinker_core.config.settings import Settings
 from opentinker_core.lineage.outbox import open_dispatcher
+from opentinker_core.policies.catalog import Catalog
 from opentinker_core.runtime.workspace import Workspace
 
-workspace = Workspace(Settings(home=Path(sys.argv[1])))
-dispatcher = open_dispatcher(workspace)
-catalog, die_after = workspace.catalog, int(sys.argv[2])
-mark = catalog.mark_delivered
-count = 0
+owners = (Catalog, ModelRegistryClient, TracingClient, MlflowClient)
+home, name, die_after = sys.argv[1], sys.argv[2], int(sys.argv[3])
+owner = next(one for one in owners if hasattr(one, name))
+call, count = getattr(owner, name), 0
 
-def mark_or_die(event_id):
+def call_or_die(*arguments, **options):
     global count
     count += 1
-    if count == die_after:
+    if name == "mark_delivered" and count == die_after:
         os.kill(os.getpid(), 9)  # between delivery and its record
-    mark(event_id)
+    result = call(*arguments, **options)
+    if count == die_after:
+        os.kill(os.getpid(), 9)
+    return result
 
-catalog.mark_delivered = mark_or_die
-dispatcher.deliver_pending()
+setattr(owner, name, call_or_die)
+open_dispatcher(Workspace(Settings(home=Path(home)))).deliver_pending()
 """
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("die_after", [1, 4])
+@pytest.mark.parametrize(
+    ("call", "count"),
+    [
+        ("mark_delivered", 1),
+        ("create_run", 1),
+        ("log_batch", 3),
+        ("log_inputs", 2),
+        ("create_model_version", 2),
+        ("set_registered_model_alias", 2),
+        ("start_trace", 3),
+        ("log_spans", 1),
+        ("set_terminated", 1),
+    ],
+)
 def test_a_delivery_that_is_killed_is_repeated_without_a_trace_of_it(
-    workspace: Workspace, dispatcher: OutboxDispatcher, tracking: Tracking, die_after: int
+    workspace: Workspace, dispatcher: OutboxDispatcher, tracking: Tracking, call: str, count: int
 ) -> None:
     from tests.lineage.test_recorder import contents, everything
 
     training = everything(workspace)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OPENTINKER")}
-    command = [sys.executable, "-c", _DELIVERER, str(workspace.home), str(die_after)]
-    killed = subprocess.run(command, env=environment, cwd=Path.cwd(), timeout=60)
+    command = [sys.executable, "-c", _DELIVERER, str(workspace.home), call, str(count)]
+    killed = subprocess.run(command, env=environment, cwd=Path.cwd(), timeout=120)
     assert killed.returncode == -signal.SIGKILL
-    assert len(dispatcher.pending()) == 7 - die_after + 1
+    assert len(dispatcher.pending()) == 7
     assert dispatcher.deliver_pending().outcome is Outcome.DRAINED
     shown = contents(tracking, training)
     assert shown["runs"] == 1
     assert sorted(shown["versions"]) == ["0", "1", "2"]
+    assert shown["aliases"] == {"0": "0", "1": "1", "2": "2", "rollout": "2"}
     assert shown["metrics"]["loss"] == 2
-    assert len(shown["traces"]) == 4
+    assert sorted(spans for _, spans, _ in shown["traces"]) == [2, 2, 3, 3]
+    assert [rewards for _, _, rewards in shown["traces"]] == [1, 1, 1, 1]
     assert len(shown["datasets"]) == 4
+    assert shown["status"] == "FINISHED"
 
 
 @pytest.mark.processes

@@ -11,10 +11,10 @@ import pytest
 
 from opentinker_core.errors import OpenTinkerError
 from opentinker_core.lineage.errors import MirrorOutageError
-from opentinker_core.lineage.mirror import flattened
 from opentinker_core.lineage.outbox import OutboxDispatcher
 from opentinker_core.lineage.recorder import MLflowRecorder
 from opentinker_core.lineage.report import report_schema
+from opentinker_core.lineage.runs import flattened
 from opentinker_core.lineage.tracking import Tracking, TrackingTarget, connect
 from opentinker_core.policies.outbox import OutboxEvent
 from opentinker_core.policies.types import RunStatus
@@ -48,6 +48,8 @@ def traces_of(tracking: Tracking, run: Any) -> list[Any]:
 def contents(tracking: Tracking, training: Training) -> dict[str, Any]:
     """All that MLflow shows of a training."""
     client, run = tracking.client, run_of(tracking, training)
+    versions = model_versions(tracking, training.policy)
+    number_of = {str(one.version): number for number, one in versions.items()}
     experiments = client.search_experiments(filter_string="name LIKE 'opentinker/%'")
     return {
         "runs": len(client.search_runs([one.experiment_id for one in experiments])),
@@ -56,9 +58,10 @@ def contents(tracking: Tracking, training: Training) -> dict[str, Any]:
         "status": run.info.status,
         "metrics": {key: len(client.get_metric_history(run.info.run_id, key)) for key in run.data.metrics},
         "datasets": sorted(one.dataset.name for one in run.inputs.dataset_inputs),
-        "versions": {
-            number: (one.source, one.tags, one.aliases, one.description)
-            for number, one in model_versions(tracking, training.policy).items()
+        "versions": {number: (one.source, one.tags, one.description) for number, one in versions.items()},
+        "aliases": {
+            alias: number_of[str(version)]
+            for alias, version in client.get_registered_model(f"policy.{training.policy}").aliases.items()
         },
         "traces": sorted(
             (one.info.trace_id, len(one.data.spans), len(one.info.assessments))
@@ -291,11 +294,12 @@ def test_events_delivered_twice_change_nothing(
     training = everything(workspace)
     events = workspace.catalog.pending_events()
     assert len(events) == 7
-    for event in events:
-        recorder.record(event)
+    recorder.record(events)
     once = contents(tracking, training)
+    recorder.record(events)
+    assert contents(tracking, training) == once
     for event in events:
-        recorder.record(event)
+        recorder.record([event])
     assert contents(tracking, training) == once
     assert len(once["traces"]) == 4
 
@@ -304,7 +308,7 @@ def test_each_event_may_be_delivered_twice_by_a_new_process(workspace: Workspace
     training = everything(workspace)
     for event in workspace.catalog.pending_events():
         for _ in range(2):
-            MLflowRecorder(tracking.target, workspace.catalog, workspace.trajectories).record(event)
+            MLflowRecorder(tracking.target, workspace.catalog, workspace.trajectories).record([event])
     shown = contents(tracking, training)
     assert shown["runs"] == 1
     assert sorted(shown["versions"]) == ["0", "1", "2"]
@@ -339,7 +343,7 @@ def test_an_event_that_cannot_be_mirrored_says_why(
     recorder: MLflowRecorder, kind: str, payload: dict[str, Any]
 ) -> None:
     with pytest.raises(OpenTinkerError) as caught:
-        recorder.record(OutboxEvent(1, kind, payload, 0))
+        recorder.record([OutboxEvent(1, kind, payload, 0)])
     assert not isinstance(caught.value, MirrorOutageError)
 
 
@@ -365,7 +369,7 @@ def test_an_unusable_tracking_uri_is_an_outage(workspace: Workspace, uri: str) -
     Training(workspace)
     recorder = MLflowRecorder(TrackingTarget(uri, None), workspace.catalog, workspace.trajectories)
     with pytest.raises(MirrorOutageError):
-        recorder.record(workspace.catalog.pending_events()[0])
+        recorder.record(workspace.catalog.pending_events()[:1])
 
 
 def test_tenants_do_not_share_experiments_or_models(workspace: Workspace, tracking: Tracking) -> None:

@@ -89,13 +89,12 @@ def test_events_delivered_twice_change_nothing(served: Workspace, server: Server
     served.catalog.set_alias("adder", "best", 1)
     events = served.catalog.pending_events()
     for event in events:
-        recorder_of(served, server).record(event)
+        recorder_of(served, server).record([event])
     once = contents(remote, training)
     assert (once["runs"], once["status"], sorted(once["versions"])) == (1, "FINISHED", ["0", "1", "2"])
     assert [spans for _, spans, _ in once["traces"]].count(3) == 2
     assert [rewards for _, _, rewards in once["traces"]] == [1, 1, 1, 1]
-    for event in events:
-        recorder_of(served, server).record(event)
+    recorder_of(served, server).record(events)
     assert contents(remote, training) == once
     by_alias = remote.client.get_model_version_by_alias("policy.adder", "best")
     assert by_alias.tags["ot.version"] == "1"
@@ -131,7 +130,6 @@ def test_a_server_that_stops_and_returns_gets_everything_in_order(
     try:
         started = time.monotonic()
         training.step()
-        dispatcher.wake()
         training.step()
         assert time.monotonic() - started < 5
         while dispatcher.last is None or dispatcher.last.outcome is not Outcome.OUTAGE:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from opentinker_core.lineage.traces import episode_trace, sample_episodes
+from opentinker_core.lineage.traces import draw_episodes, episode_trace
 from opentinker_core.policies.types import TrajectorySet
 from opentinker_core.trajectories.types import Trajectory
 from tests.lineage.training import episode
@@ -66,11 +66,8 @@ def test_the_same_episode_has_the_same_id_and_one_of_another_set_has_another() -
 
 
 def test_the_sample_is_always_the_same_in_order_and_never_more_than_there_are() -> None:
-    episodes = [episode(index, "adder@3") for index in range(8)]
-    drawn = sample_episodes(episodes, 3, "set-1")
-    groups = [one.group for one in drawn]
-    assert len(groups) == 3
-    assert groups == sorted(groups)
-    assert drawn == sample_episodes(episodes, 3, "set-1")
-    assert sample_episodes(episodes, 100, "set-1") == episodes
-    assert len({tuple(one.group for one in sample_episodes(episodes, 3, f"set-{i}")) for i in range(20)}) > 5
+    drawn = draw_episodes(8, 3, "set-1")
+    assert len(set(drawn)) == 3
+    assert drawn == sorted(drawn) == draw_episodes(8, 3, "set-1")
+    assert draw_episodes(8, 100, "set-1") == list(range(8))
+    assert len({tuple(draw_episodes(8, 3, f"set-{i}")) for i in range(20)}) > 5

@@ -161,7 +161,36 @@ def test_events_stay_until_they_are_delivered(catalog: Catalog) -> None:
     catalog.mark_failed(first.id, "mlflow is away")
     assert catalog.pending_events() == [replace(first, attempts=2), second]
     for _ in range(2):
-        catalog.mark_delivered(first.id)
+        catalog.mark_delivered([first.id])
     assert catalog.pending_events() == [second]
     with pytest.raises(NotFoundError, match="event: there is no 999999"):
-        catalog.mark_delivered(999999)
+        catalog.mark_delivered([second.id, 999999])
+    assert catalog.pending_events() == [second]
+
+
+def test_lineages_of_many_versions_are_those_of_each(catalog: Catalog) -> None:
+    policy = new_policy(catalog)
+    run = new_run(catalog, policy)
+    first = publish(catalog, run, 0)
+    sets = [catalog.add_trajectory_set(trajectory_set(run, step, first.ref)) for step in (1, 2)]
+    second = publish(catalog, run, 1, trained_on=[sets[0].set_id])
+    third = publish(catalog, run, 2, trained_on=[one.set_id for one in sets])
+    fork = catalog.fork(second.ref, "other")
+    judged = catalog.add_evaluation(evaluation(run, second.ref))
+    found = catalog.lineages([third.ref, first.ref, second.ref, fork.ref])
+    assert [one.version for one in found] == [third, first, second, fork]
+    for one in found:
+        ref = one.version.ref
+        assert one.trained_on == catalog.trained_on(ref)
+        assert one.generated == catalog.generated_by(ref)
+        assert one.evaluations == catalog.evaluations(subject=ref)
+        assert one.consumers == {
+            item.set_id: catalog.consumers(item.set_id) for item in [*one.trained_on, *one.generated]
+        }
+    assert found[0].consumers[sets[0].set_id] == [second.ref, third.ref]
+    assert found[2].evaluations == [judged]
+    assert catalog.lineages([]) == []
+    with pytest.raises(NotFoundError, match="version: there is no adder@9"):
+        catalog.lineages([first.ref, "adder@9"])
+    with pytest.raises(UsageError, match="version: 'adder@latest'; accepted: 'name@number'"):
+        catalog.lineages(["adder@latest"])

@@ -239,8 +239,8 @@ def test_summaries_count_versions_and_name_aliases(catalog: Catalog) -> None:
     for step in range(3):
         publish(catalog, run, step)
     catalog.set_alias("adder", "best", 1)
-    found = {one.policy: (one.versions, one.aliases) for one in catalog.summaries()}
-    assert found == {policy: (3, {"latest": 2, "rollout": 2, "best": 1}), empty: (0, {})}
+    found = [(one.policy, one.versions, one.aliases) for one in catalog.summaries()]
+    assert found == [(policy, 3, {"latest": 2, "rollout": 2, "best": 1}), (empty, 0, {})]
     assert catalog.policies() == [policy, empty]
 
 
@@ -271,9 +271,10 @@ def test_tenants_do_not_see_each_other(open_catalog: Callable[[str], Catalog], t
         lambda: theirs.prune_checkpoints(run.run_id, 1),
         lambda: theirs.trained_on("adder@0"),
         lambda: theirs.generated_by("adder@0"),
+        lambda: theirs.lineages(["adder@0"]),
         lambda: theirs.consumers(sets.set_id),
         lambda: theirs.add_trajectory_set(trajectory_set(run, 2)),
-        lambda: theirs.mark_delivered(event.id),
+        lambda: theirs.mark_delivered([event.id]),
         lambda: theirs.mark_failed(event.id, "stolen"),
     ]
     for attempt in attempts:

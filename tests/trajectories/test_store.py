@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from opentinker_core.errors import UsageError
 from opentinker_core.snapshots.blobs import BlobError, BlobMissingError
@@ -50,6 +51,15 @@ def test_a_set_is_loaded_as_it_was_saved_by_another_process(open_store: OpenStor
     assert loaded == SET
     assert open_store().load(stored.uri) == SET
     assert loaded[0].reward == 1.25
+
+
+@given(trajectory_lists(), st.data())
+@settings(max_examples=20, deadline=None)
+def test_some_rows_are_those_of_the_whole(trajectories: list[Trajectory], data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.integers(0, len(trajectories) - 1)))
+    assert decode(encode(trajectories), "memory", rows) == [trajectories[row] for row in rows]
+    with pytest.raises(IndexError):
+        decode(encode(trajectories), "memory", [len(trajectories)])
 
 
 def test_saving_again_changes_nothing_and_another_set_replaces_nothing(open_store: OpenStore) -> None:
