@@ -24,13 +24,13 @@ def machine() -> dict[str, Any]:
 
 
 def show(title: str, rows: list[tuple[str, float, str]], ratios: dict[str, float], *, as_json: bool) -> None:
-    """Print `rows` of (name, value, unit) and the `ratios` (name → median)."""
+    """Print `rows` of (name, value, unit) and the `ratios` (name → value), medians unless named otherwise."""
     if as_json:
         measured = {name: {"value": value, "unit": unit} for name, value, unit in rows}
         print(json.dumps({"benchmark": title, "ratios": ratios, "measured": measured, "machine": machine()}))
         return
     table = Table(title=title)
-    for heading in ("what", "median", "unit"):
+    for heading in ("what", "value", "unit"):
         table.add_column(heading)
     for name, value, unit in rows:
         table.add_row(name, f"{value:.4g}", unit)
