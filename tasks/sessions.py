@@ -2,6 +2,7 @@
 
 import fcntl
 import logging
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class _Open:
-    """A session, the lock on its run, and what mirrors it to MLflow."""
+    """A session, the lock on its run, and what mirrors it to MLflow: one for the runs that go on at once."""
 
     session: RunSession
     lock: IO[str]
@@ -26,6 +27,7 @@ class _Open:
 
 
 _open: dict[str, _Open] = {}
+_opening = threading.Lock()
 
 
 def start_session(config: TrainConfig | None, run_id: str | None, flow_run_id: str | None) -> RunSession:
@@ -40,8 +42,8 @@ def start_session(config: TrainConfig | None, run_id: str | None, flow_run_id: s
     session = open_session(config, workspace, run_id=run_id, flow_run_id=flow_run_id)
     run_id = session.run.run_id
     lock = lock or _lock(workspace.home, run_id)
-    courier = Courier(workspace) if session.config.record.mlflow else None
-    _open[run_id] = _Open(session, lock, courier)
+    with _opening:
+        _open[run_id] = _Open(session, lock, _courier(session) if session.config.record.mlflow else None)
     return session
 
 
@@ -62,13 +64,22 @@ def courier_of(run_id: str) -> Courier | None:
 
 
 def end_session(run_id: str) -> None:
-    """Let MLflow take what is left, forget the session and its model, let others have the run."""
-    opened = _open.pop(run_id)
+    """Forget the session and its model, let others have the run; the last lets MLflow take what is left."""
+    with _opening:
+        opened = _open.pop(run_id)
+        goes_on = any(other.courier is opened.courier for other in _open.values())
     try:
-        if opened.courier and (pending := opened.courier.close()):
+        if opened.courier and not goes_on and (pending := opened.courier.close()):
             _LOG.warning("%d events are not in MLflow yet; `opentinker sync` sends them", pending)
     finally:
         opened.lock.close()
+
+
+def _courier(session: RunSession) -> Courier:
+    """That of another run of the same installation, else a new one."""
+    settings = session.workspace.settings
+    others = (one.courier for one in _open.values() if one.session.workspace.settings == settings)
+    return next((courier for courier in others if courier), None) or Courier(session.workspace)
 
 
 def _lock(home: Path, run_id: str) -> IO[str]:

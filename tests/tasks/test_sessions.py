@@ -4,7 +4,7 @@ import pytest
 
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.errors import OpenTinkerError
-from tasks.sessions import end_session, session_of, start_session
+from tasks.sessions import courier_of, end_session, session_of, start_session
 
 
 def test_a_session_is_found_until_it_ends(small: TrainConfig) -> None:
@@ -41,3 +41,20 @@ def test_a_retried_flow_run_goes_on_from_the_last_published_version(small: Train
     assert another.run.run_id != first.run.run_id
     assert another.next_step == 1
     end_session(another.run.run_id)
+
+
+@pytest.mark.processes
+def test_runs_that_go_on_at_once_share_what_delivers_to_mlflow(small: TrainConfig) -> None:
+    recorded = small.model_copy(update={"record": small.record.model_copy(update={"mlflow": True})})
+    first, second = (start_session(recorded, None, None) for _ in range(2))
+    silent = start_session(small, None, None)
+    courier = courier_of(first.run.run_id)
+    assert courier is courier_of(second.run.run_id) is not None
+    assert courier_of(silent.run.run_id) is None
+    end_session(first.run.run_id)
+    second.publish(2, second.sft(1, 2))
+    end_session(second.run.run_id)
+    end_session(silent.run.run_id)
+    catalog = second.workspace.catalog
+    assert catalog.pending_events() == []
+    assert None not in {catalog.run(one.run.run_id).mlflow_run_id for one in (first, second)}
