@@ -167,6 +167,8 @@ class AdapterPool:
             self._occupants[key] = occupant
         self._occupants.move_to_end(key)
         if occupant.revision != want.revision or occupant.layout is not layout:
+            if occupant.layout is not layout:  # the new factors may be of fewer layers, or of a lower rank
+                self._buckets[occupant.slot.rank].clear(occupant.slot.index)
             try:
                 self._load(want.adapter, occupant.slot)
             except OpenTinkerError:

@@ -26,8 +26,12 @@ def states_in_memory() -> HostTier[PolicyState]:
 def states_on_disk(
     root: Path, budget: int, model: ModelLayout, device: torch.device, base_model: str
 ) -> HostTier[PolicyState]:
-    """States of which `budget` bytes are in memory, and the others below `root`."""
-    return HostTier(_LocalDisk(LocalStates(root), model, device, base_model), budget)
+    """States of which `budget` bytes are in memory, and the others below `root`.
+
+    What does not fit beside other leases is refused at once (`NoRoomError`): a trainer is used by one
+    thread, so nobody would end a lease while it waits.
+    """
+    return HostTier(_LocalDisk(LocalStates(root), model, device, base_model), budget, timeout_s=0)
 
 
 class _NoDisk(Backing[PolicyState]):
