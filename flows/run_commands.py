@@ -12,7 +12,7 @@ from opentinker_core.config.settings import Settings
 Arguments = Annotated[
     list[str],
     typer.Argument(
-        metavar="CONFIG... [KEY=VALUE]...",
+        metavar="CONFIG|KEY=VALUE",
         help="YAML file of the run (examples lie in deployments/configs), or several to train at once; and "
         "settings that replace those of every file, such as rl.steps=50.",
     ),

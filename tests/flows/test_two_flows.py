@@ -12,9 +12,9 @@ from opentinker_core.runtime.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
-    "sft.steps=4",
-    "sft.publish_every=2",
-    "rl.steps=3",
+    "sft.steps=2",
+    "sft.publish_every=1",
+    "rl.steps=2",
     "rl.groups=4",
     "rl.group_size=4",
     "record.mlflow=false",
