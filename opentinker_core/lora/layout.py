@@ -63,7 +63,7 @@ def _siblings(name: str) -> tuple[str, ...]:
     parent, _, own = name.rpartition(".")
     for fused in _FUSED:
         if own in fused:
-            return tuple(f"{parent}.{member}" for member in fused)
+            return tuple(f"{parent}.{member}" if parent else member for member in fused)
     return (name,)
 
 
