@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from opentinker_core.errors import OpenTinkerError
 from opentinker_core.lora.layout import HEAD, Group, ModelLayout
 from opentinker_core.lora.routing import Part, Routing, active_routing
-from opentinker_core.lora.rowwise import Rowwise
+from opentinker_core.lora.rowwise import Elementwise, Rowwise
 from opentinker_kernels import ops
 
 
@@ -37,8 +37,9 @@ class MultiLoRALinear(nn.Module):
         """
         routing = active_routing(self.name)
         parts = routing.parts(self.shared.group) if routing is not None else ()
-        if routing is None or not parts:
+        if routing is None or not (parts or (torch.is_grad_enabled() and x.requires_grad)):
             return self.shared.rowwise(self.base, x)
+        # A gradient takes one way whoever is routed here: where it is summed up, order shows in its bits.
         return self.shared.output(self.name, x, routing, parts)
 
 
@@ -218,4 +219,7 @@ def install(model: nn.Module) -> ModelLayout:
             layers.append(MultiLoRALinear(model.get_submodule(name), name))
             setattr(model.get_submodule(parent), child, layers[-1])
         SharedInput(group, layers, rowwise)
+    for module in list(model.modules()):
+        if isinstance(getattr(module, "act_fn", None), nn.Module):
+            module.act_fn = Elementwise(module.act_fn)  # type: ignore[arg-type]
     return layout

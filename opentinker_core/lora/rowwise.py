@@ -1,4 +1,4 @@
-"""Products of the frozen layers whose rows do not depend, to the bit, on the number of rows.
+"""Frozen layers whose rows do not depend, to the bit, on the number of rows.
 
 A policy's rows go through the base model together with other policies' rows. A matrix library may
 choose another order of summation for another number of rows, and then removing somebody's data would
@@ -21,6 +21,8 @@ _FEW_ROWS = range(2, 49)
 twice as fast (18 -> 37 GFLOP/s for 576 -> 1536, two AVX2 cores), at 32 rows 1.4 times, at 64 not at all."""
 _SAMPLES = (8, 16, 40, 64, 136, 200, 512)
 """Numbers of rows that are tried."""
+_SHARE = 32768
+"""Elements from which torch gives an elementwise function to another thread (ATen's grain size)."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,28 @@ def _sampled(layer: nn.Module, x: Tensor) -> Tensor:
         return layer(x)
     y_TN = torch.mm(layer.weight, x.reshape(rows, -1).t()).t().contiguous()
     return (y_TN if layer.bias is None else y_TN.add_(layer.bias)).view(*x.shape[:-1], -1)
+
+
+class Elementwise(nn.Module):
+    """An activation function that gives an element the same bits whatever the number of elements.
+
+    torch computes vectors of elements one way and what is left over at the end of a thread's share
+    another. So each thread's share must be whole vectors: here it has exactly `_SHARE` elements.
+    """
+
+    def __init__(self, function: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The function of each element."""
+        threads = torch.get_num_threads()
+        if x.device.type != "cpu" or threads <= 2 or x.numel() <= _SHARE:  # halves are whole vectors
+            return self.function(x)
+        flat = x.reshape(-1)
+        full = len(flat) - len(flat) % (threads * _SHARE)
+        blocks = (*flat[:full].split(threads * _SHARE), *flat[full:].split(_SHARE))
+        return torch.cat([self.function(block) for block in blocks if len(block)]).view_as(x)
 
 
 def _padded(x_TK: Tensor, rows: int) -> Tensor:

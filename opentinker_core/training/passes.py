@@ -76,22 +76,24 @@ def cut(
 ) -> Iterator[list[tuple[int, MicroBatch]]]:
     """Passes of at most `budget` tokens and `max_policies` policies: (batch index, micro-batch) pairs.
 
-    Batches take turns, each in its own order; a larger micro-batch stands alone.
+    Batches take turns, each in its own order; a larger micro-batch stands alone. A pass has one
+    micro-batch of a batch at most: so gradients of several are added up in their order, whatever the passes.
     """
     longest = max(len(own) for own in micro_batches)
     queue = [(i, own[j]) for j in range(longest) for i, own in enumerate(micro_batches) if j < len(own)]
-    taken: list[tuple[int, MicroBatch]] = []
+    taken: dict[int, MicroBatch] = {}
     tokens, names = 0, set[str | None]()
     for index, batch in queue:
         size = batch.tokens_BT.size
-        if taken and (tokens + size > budget or len(names | {policies[index]}) > max_policies):
-            yield taken
-            taken, tokens, names = [], 0, set()
-        taken.append((index, batch))
+        full = tokens + size > budget or len(names | {policies[index]}) > max_policies
+        if taken and (full or index in taken):
+            yield list(taken.items())
+            taken, tokens, names = {}, 0, set()
+        taken[index] = batch
         tokens += size
         names.add(policies[index])
     if taken:
-        yield taken
+        yield list(taken.items())
 
 
 class FusedPass:
