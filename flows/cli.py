@@ -41,6 +41,11 @@ COMMANDS = {
         "opentinker_core.commands.models:app", "Base models: list the bundled ones, fetch one.", _HOUSE
     ),
     "env": Lazy("opentinker_core.commands.environments:app", "Environments: list them, check one.", _HOUSE),
+    "isolation-report": Lazy(
+        "opentinker_core.commands.isolation:isolation_report",
+        "Check that policies that train together do not touch each other.",
+        _HOUSE,
+    ),
     "sync": Lazy("opentinker_core.commands.lineage:sync", "Send what MLflow has not yet received.", _HOUSE),
     "deploy": Lazy(
         "flows.deploy:deploy", "Set up work pool, queues and deployments on a Prefect server.", _HOUSE
