@@ -221,7 +221,7 @@ class Life:
         return answers
 
     def _stands(self, policy: str) -> int:
-        """How many operations the policy's state has behind it; if that is unclear, it goes back to its step."""
+        """Operations that the policy's state has behind it; if that is unclear, it goes back to its step."""
         try:
             state = self._runner.trainer.state_of(policy)
         except UsageError:
