@@ -89,7 +89,9 @@ class Base:
 class Runner:
     """Does operations of policies, those of one kind together."""
 
-    def __init__(self, base: Base, pool: AdapterPool, scratch: Path, states: HostTier[PolicyState] | None):
+    def __init__(
+        self, base: Base, pool: AdapterPool, scratch: Path, states: HostTier[PolicyState] | None
+    ) -> None:
         self.trainer = Trainer(base.decoder, pool, base.name, states=states)
         self._tokenizer = base.tokenizer
         self._sampler = NativeSampler(
