@@ -21,8 +21,8 @@ _FEW_ROWS = range(2, 49)
 twice as fast (18 -> 37 GFLOP/s for 576 -> 1536, two AVX2 cores), at 32 rows 1.4 times, at 64 not at all."""
 _SAMPLES = (8, 16, 40, 64, 136, 200, 512)
 """Numbers of rows that are tried."""
-_SHARE = 32768
-"""Elements from which torch gives an elementwise function to another thread (ATen's grain size)."""
+_LEAST, _MOST = 4096, 32768
+"""Elements from which torch gives some (gelu) and most functions to one more thread: ATen's grain sizes."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Elementwise(nn.Module):
     """An activation function that gives an element the same bits whatever the number of elements.
 
     torch computes vectors of elements one way and what is left over at the end of a thread's share
-    another. So each thread's share must be whole vectors: here it has exactly `_SHARE` elements.
+    another. So each share must be whole vectors: here it has `_MOST` elements, or all of a small block.
     """
 
     def __init__(self, function: nn.Module) -> None:
@@ -83,11 +83,11 @@ class Elementwise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The function of each element."""
         threads = torch.get_num_threads()
-        if x.device.type != "cpu" or threads <= 2 or x.numel() <= _SHARE:  # halves are whole vectors
+        if x.device.type != "cpu" or threads <= 2 or x.numel() <= _LEAST:  # halves are whole vectors
             return self.function(x)
         flat = x.reshape(-1)
-        full = len(flat) - len(flat) % (threads * _SHARE)
-        blocks = (*flat[:full].split(threads * _SHARE), *flat[full:].split(_SHARE))
+        shared = len(flat) - len(flat) % (threads * _MOST)
+        blocks = (*flat[:shared].split(threads * _MOST), *flat[shared:].split(_LEAST))
         return torch.cat([self.function(block) for block in blocks if len(block)]).view_as(x)
 
 
