@@ -160,6 +160,7 @@ def build_report(catalog: Catalog, ref: str) -> LineageReport:
         NotFoundError: there is no such version.
     """
     version = catalog.version(ref)
+    (lineage,) = catalog.lineages([version.ref])
     chain = _chain(catalog, version)
     trained_on: dict[str, list[TrajectorySet]] = {}
     for policy_name in dict.fromkeys(one.policy_name for one in chain):
@@ -168,7 +169,7 @@ def build_report(catalog: Catalog, ref: str) -> LineageReport:
     run_ids = dict.fromkeys(one.run_id for one in chain if one.run_id)
     runs = [_run_part(catalog.run(run_id)) for run_id in run_ids]
     evaluations = [
-        *catalog.evaluations(subject=version.ref),
+        *lineage.evaluations,
         *(found for run_id in run_ids for found in catalog.evaluations(run_id=run_id, subject=BASE)),
     ]
     return LineageReport(
@@ -178,8 +179,8 @@ def build_report(catalog: Catalog, ref: str) -> LineageReport:
         ancestry=ancestry,
         runs=runs,
         generated=[
-            GeneratedPart(**_set_fields(one), trained=catalog.consumers(one.set_id))
-            for one in catalog.generated_by(version.ref)
+            GeneratedPart(**_set_fields(one), trained=lineage.consumers[one.set_id])
+            for one in lineage.generated
         ],
         evaluations=[_evaluation_part(one) for one in evaluations],
     )

@@ -51,6 +51,25 @@ class LineageRecords(TenantScope):
                 for row, key in zip(rows, keys, strict=True)
             ]
 
+    def trained_on_by_version(self, policy_name: str) -> dict[str, list[TrajectorySet]]:
+        """`trained_on` of every version of a policy that has any, by `name@number`, in one query.
+
+        Raises:
+            NotFoundError: there is no such policy.
+        """
+        with self._read() as session:
+            policy = self._policy(session, policy_name)
+            query = (
+                select(TrainedOnRow.number, TrajectorySetRow)
+                .join(TrajectorySetRow, TrainedOnRow.trajectory_set == TrajectorySetRow.id)
+                .where(TrainedOnRow.policy_id == policy.policy_id)
+                .order_by(TrajectorySetRow.id)
+            )
+            found: dict[str, list[TrajectorySet]] = {}
+            for number, row in session.execute(query):
+                found.setdefault(str(Ref(policy.name, number)), []).append(row.value())
+            return found
+
     def _versions(self, session: Session, refs: Sequence[str]) -> list[VersionRow]:
         parsed = [parse_ref(ref) for ref in refs]
         wanted = [(one.policy, one.version) for one in parsed if isinstance(one.version, int)]

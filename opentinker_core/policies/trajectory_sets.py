@@ -1,4 +1,4 @@
-"""Trajectory sets and evaluations in the catalog, and the lineage edges between sets and versions."""
+"""Trajectory sets and evaluations in the catalog."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from opentinker_core.errors import NotFoundError, OpenTinkerError, UsageError
+from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.policies.outbox import EVALUATION_RECORDED
-from opentinker_core.policies.refs import BASE, RESERVED, Ref
+from opentinker_core.policies.refs import BASE, RESERVED
 from opentinker_core.policies.scope import TenantScope, check_finite, check_json
-from opentinker_core.policies.tables import EvaluationRow, TrainedOnRow, TrajectorySetRow, VersionRow
+from opentinker_core.policies.tables import EvaluationRow, TrajectorySetRow
 from opentinker_core.policies.types import Evaluation, TrajectorySet
 
 
 class TrajectorySetRecords(TenantScope):
-    """What was sampled by which version and trained which, and what evaluations found."""
+    """What was sampled, and what evaluations found."""
 
     def add_trajectory_set(self, trajectory_set: TrajectorySet) -> TrajectorySet:
         """Record a stored set. One of the same run, step, purpose and sampler is returned instead.
@@ -42,75 +42,6 @@ class TrajectorySetRecords(TenantScope):
             self._check_run(session, run_id)
             rows = session.scalars(query.order_by(TrajectorySetRow.step, TrajectorySetRow.id))
             return [row.value() for row in rows]
-
-    def trained_on(self, ref: str) -> list[TrajectorySet]:
-        """The sets that a version was trained on, since its parent.
-
-        Raises:
-            NotFoundError: there is no such version.
-        """
-        with self._read() as session:
-            version = self._version(session, ref)
-            query = (
-                select(TrajectorySetRow)
-                .join(TrainedOnRow, TrainedOnRow.trajectory_set == TrajectorySetRow.id)
-                .where(TrainedOnRow.policy_id == version.policy_id, TrainedOnRow.number == version.number)
-            )
-            return [row.value() for row in session.scalars(query.order_by(TrajectorySetRow.id))]
-
-    def trained_on_by_version(self, policy_name: str) -> dict[str, list[TrajectorySet]]:
-        """`trained_on` of every version of a policy that has any, by `name@number`, in one query.
-
-        Raises:
-            NotFoundError: there is no such policy.
-        """
-        with self._read() as session:
-            policy = self._policy(session, policy_name)
-            query = (
-                select(TrainedOnRow.number, TrajectorySetRow)
-                .join(TrajectorySetRow, TrainedOnRow.trajectory_set == TrajectorySetRow.id)
-                .where(TrainedOnRow.policy_id == policy.policy_id)
-                .order_by(TrajectorySetRow.id)
-            )
-            found: dict[str, list[TrajectorySet]] = {}
-            for number, row in session.execute(query):
-                found.setdefault(str(Ref(policy.name, number)), []).append(row.value())
-            return found
-
-    def generated_by(self, ref: str) -> list[TrajectorySet]:
-        """The sets that a version sampled.
-
-        Raises:
-            NotFoundError: there is no such version.
-        """
-        with self._read() as session:
-            version = self._version(session, ref)
-            query = select(TrajectorySetRow).filter_by(
-                sampled_policy_id=version.policy_id, sampled_number=version.number
-            )
-            return [row.value() for row in session.scalars(query.order_by(TrajectorySetRow.id))]
-
-    def consumers(self, set_id: str) -> list[str]:
-        """`name@number` of the versions that were trained on a set.
-
-        Raises:
-            NotFoundError: there is no such set.
-        """
-        with self._read() as session:
-            row = self._find_set(session, set_id)
-            if row is None:
-                raise NotFoundError(f"trajectory set: there is no {set_id!r:.80}")
-            query = (
-                select(VersionRow)
-                .join(
-                    TrainedOnRow,
-                    (TrainedOnRow.policy_id == VersionRow.policy_id)
-                    & (TrainedOnRow.number == VersionRow.number),
-                )
-                .where(TrainedOnRow.trajectory_set == row.id)
-                .order_by(VersionRow.created_at, VersionRow.number)
-            )
-            return [version.ref for version in session.scalars(query)]
 
     def add_evaluation(self, evaluation: Evaluation) -> Evaluation:
         """Record an evaluation with its trajectory set, and emit the event.

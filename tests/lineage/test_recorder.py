@@ -106,7 +106,7 @@ def test_a_version_is_registered_with_what_trained_it(
     training.step()
     version = training.step()
     deliver(dispatcher)
-    (trained_on,) = workspace.catalog.trained_on(version.ref)
+    (trained_on,) = workspace.catalog.lineages([version.ref])[0].trained_on
     registered = model_versions(tracking, "adder")["2"]
     assert registered.source == version.sampler.uri
     assert registered.run_id == run_of(tracking, training).info.run_id

@@ -66,7 +66,7 @@ def test_every_step_back_to_the_base_names_its_trajectory_set(workspace: Workspa
     assert [one.ref for one in report.ancestry] == [f"adder@{number}" for number in range(5, -1, -1)]
     for version, parent in zip(report.ancestry, report.ancestry[1:], strict=False):
         (trained_on,) = version.trained_on
-        (recorded,) = workspace.catalog.trained_on(version.ref)
+        (recorded,) = workspace.catalog.lineages([version.ref])[0].trained_on
         assert version.parent == trained_on.sampled_by == parent.ref
         assert (trained_on.uri, trained_on.digest) == (recorded.uri, recorded.digest)
         assert (trained_on.episodes, trained_on.tokens, trained_on.step) == (4, 8, version.step)

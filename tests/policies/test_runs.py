@@ -7,7 +7,7 @@ import pytest
 
 from opentinker_core.errors import NotFoundError, OpenTinkerError, UsageError
 from opentinker_core.policies.catalog import Catalog
-from opentinker_core.policies.types import RunStatus
+from opentinker_core.policies.types import RunStatus, VersionLineage
 from tests.policies.builders import evaluation, new_policy, new_run, publish, trajectory_set
 
 
@@ -71,7 +71,7 @@ def test_trajectory_sets_are_recorded_once(catalog: Catalog) -> None:
     demonstrated = catalog.add_trajectory_set(trajectory_set(run, 1, "demonstration"))
     assert catalog.trajectory_sets(run.run_id) == [by_base, recorded, demonstrated]
     assert catalog.trajectory_sets(run.run_id, "evaluation") == [by_base]
-    assert catalog.generated_by(version.ref) == [recorded]
+    assert catalog.lineages([version.ref])[0].generated == [recorded]
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,14 @@ def test_lineage_leads_back_to_the_base(catalog: Catalog) -> None:
         version = publish(catalog, run, step, parent=version.ref, trained_on=[recorded.set_id])
     seen = []
     while version.parent is not None:
-        (recorded,) = catalog.trained_on(version.ref)
+        (lineage,) = catalog.lineages([version.ref])
+        (recorded,) = lineage.trained_on
         assert recorded.sampled_by == version.parent
-        assert catalog.consumers(recorded.set_id) == [version.ref]
+        assert lineage.consumers[recorded.set_id] == [version.ref]
         seen.append((version.ref, recorded.step))
         version = catalog.version(version.parent)
     assert seen == [("adder@2", 2), ("adder@1", 1)]
-    assert catalog.trained_on("adder@0") == []
-    with pytest.raises(NotFoundError, match="there is no 'lost'"):
-        catalog.consumers("lost")
+    assert catalog.lineages(["adder@0"])[0].trained_on == []
 
 
 def test_evaluations_are_recorded_once_with_their_set(catalog: Catalog) -> None:
@@ -168,7 +167,7 @@ def test_events_stay_until_they_are_delivered(catalog: Catalog) -> None:
     assert catalog.pending_events() == [second]
 
 
-def test_lineages_of_many_versions_are_those_of_each(catalog: Catalog) -> None:
+def test_lineages_are_those_of_each_version_in_the_order_asked(catalog: Catalog) -> None:
     policy = new_policy(catalog)
     run = new_run(catalog, policy)
     first = publish(catalog, run, 0)
@@ -177,18 +176,15 @@ def test_lineages_of_many_versions_are_those_of_each(catalog: Catalog) -> None:
     third = publish(catalog, run, 2, trained_on=[one.set_id for one in sets])
     fork = catalog.fork(second.ref, "other")
     judged = catalog.add_evaluation(evaluation(run, second.ref))
-    found = catalog.lineages([third.ref, first.ref, second.ref, fork.ref])
-    assert [one.version for one in found] == [third, first, second, fork]
-    for one in found:
-        ref = one.version.ref
-        assert one.trained_on == catalog.trained_on(ref)
-        assert one.generated == catalog.generated_by(ref)
-        assert one.evaluations == catalog.evaluations(subject=ref)
-        assert one.consumers == {
-            item.set_id: catalog.consumers(item.set_id) for item in [*one.trained_on, *one.generated]
-        }
-    assert found[0].consumers[sets[0].set_id] == [second.ref, third.ref]
-    assert found[2].evaluations == [judged]
+    consumers = {sets[0].set_id: [second.ref, third.ref], sets[1].set_id: [third.ref]}
+    of_second = {sets[0].set_id: consumers[sets[0].set_id]}
+    assert catalog.lineages([third.ref, first.ref, second.ref, fork.ref]) == [
+        VersionLineage(third, sets, [], consumers, []),
+        VersionLineage(first, [], sets, consumers, []),
+        VersionLineage(second, sets[:1], [], of_second, [judged]),
+        VersionLineage(fork, [], [], {}, []),
+    ]
+    assert catalog.trained_on_by_version("adder") == {second.ref: sets[:1], third.ref: sets}
     assert catalog.lineages([]) == []
     with pytest.raises(NotFoundError, match="version: there is no adder@9"):
         catalog.lineages([first.ref, "adder@9"])

@@ -38,7 +38,7 @@ def test_versions_follow_the_steps_and_form_a_chain(finished: RunSession) -> Non
 def test_every_version_names_what_trained_it(finished: RunSession) -> None:
     catalog = finished.workspace.catalog
     for version in catalog.run_versions(finished.run.run_id)[1:]:
-        (trained_on,) = catalog.trained_on(version.ref)
+        (trained_on,) = catalog.lineages([version.ref])[0].trained_on
         assert trained_on.sampled_by == ("demonstration" if version.phase == "sft" else version.parent)
         trajectories = finished.workspace.trajectories.load(trained_on.uri, trained_on.digest)
         assert {turn.version for t in trajectories for turn in t.turns} == {trained_on.sampled_by}
