@@ -61,7 +61,7 @@ class RoutingPlan:
     invariant: bool = True
     """Whether a row's result must not depend, to the bit, on which other segments there are. Training wants
     that; a decoding sampler may give it up for speed."""
-    _cache: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    _cache: dict[Hashable, Any] = field(default_factory=dict, repr=False, init=False)
 
     def __post_init__(self) -> None:
         stops = [0, *(segment.stop for segment in self.segments)]

@@ -53,7 +53,7 @@ def test_shuffled_rows_give_shuffled_results(order: list[int]) -> None:
 @pytest.mark.parametrize("n_in", [100, 1030])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_an_adapter_alone_gives_the_bits_it_gives_in_company(n_in: int, dtype: torch.dtype) -> None:
-    p = make_problem(SLOTS * 2, n_in=n_in, slices=(70, 40), dtype=dtype)
+    p = make_problem(SLOTS * 7, n_in=n_in, slices=(70, 40), dtype=dtype)
     together, gradients_together = forward(p), gradients(p)
     for slot in (0, 4):
         rows = torch.tensor(p.slots) == slot
