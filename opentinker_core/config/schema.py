@@ -218,6 +218,9 @@ class RuntimeConfig(Frozen):
     """Run the common prompt of a group once in training; changes the speed, not the gradient."""
     pack: bool = False
     """Put several sequences in a row, with block-diagonal attention, instead of padding each."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of the model's blocks in training and run each block again in the backward
+    pass: less memory, a third more time, the same gradient to the bit."""
     adapter_slots: Annotated[int, Field(ge=1, le=1024)] = 16
     """Adapters of one rank bucket that a batch may use at once; more policies than that take turns."""
     policy_memory_gb: PositiveFloat = 4.0

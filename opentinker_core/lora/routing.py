@@ -1,7 +1,7 @@
 """Which adapters a forward pass applies to which of its rows; it travels in a context, per call."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby
@@ -109,6 +109,12 @@ def routed(routing: Routing | None) -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
+
+
+def same_routing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """For `torch.utils.checkpoint`: the contexts of a first run and of the second, which gets its routing."""
+    routing = _active.get()
+    return nullcontext(), nullcontext() if isinstance(routing, type) else routed(routing)
 
 
 def active_routing(layer: str) -> Routing | None:

@@ -3,13 +3,14 @@
 Axes: B rows, T columns, D hidden features, V vocabulary.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from opentinker_core.errors import UsageError
 from opentinker_core.models.attention import FlatRows
@@ -38,6 +39,8 @@ class Decoder:
     model: PreTrainedModel
     trunk: nn.Module
     head: nn.Module
+    checkpointed: tuple[nn.Module, ...] = ()
+    """Blocks that keep only their inputs for the backward pass, and run again in it."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "Decoder":
@@ -49,6 +52,28 @@ class Decoder:
         check_architecture(type(model).__name__)
         _check_config(model.config)
         return cls(model, model.model, model.lm_head)
+
+    def with_checkpoints(self, contexts: Callable[[], tuple[Any, Any]]) -> "Decoder":
+        """The decoder with gradient checkpointing of its blocks.
+
+        Args:
+            contexts: of a block's first and second run (`context_fn` of `torch.utils.checkpoint`).
+
+        Raises:
+            UsageError: the model has no blocks that can run again.
+        """
+        model: Any = self.model
+        if not model.supports_gradient_checkpointing:
+            name = type(model).__name__
+            raise UsageError(
+                f"runtime.gradient_checkpointing: True is not supported by {name}; accepted: False"
+            )
+        enable = getattr(model, "activation_checkpointing_enable", None)  # its name in newer transformers
+        enable = enable or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False, "context_fn": contexts, "preserve_rng_state": False})
+        model.disable_input_require_grads()
+        blocks = tuple(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
+        return replace(self, checkpointed=blocks)
 
     @property
     def device(self) -> torch.device:
@@ -74,6 +99,8 @@ class Decoder:
 
     def hidden(self, **inputs: Any) -> Tensor:
         """Last hidden states (B, T, D) of the trunk, called as transformers wants it."""
+        for block in self.checkpointed:  # in training mode, and then without cache, only for a gradient
+            block.training = torch.is_grad_enabled()
         return self.trunk(**inputs).last_hidden_state
 
     def hidden_of_flat_rows(

@@ -17,6 +17,7 @@ from opentinker_core.config.schema import LoRAConfig, RuntimeConfig
 from opentinker_core.lora.layer import install
 from opentinker_core.lora.layout import ModelLayout, target_names
 from opentinker_core.lora.pool import AdapterPool
+from opentinker_core.lora.routing import same_routing
 from opentinker_core.models.decoder import Decoder
 from opentinker_core.models.loading import load_model, load_tokenizer
 from opentinker_core.models.placement import placement
@@ -43,6 +44,8 @@ class SharedEngine:
         self.tokenizer = load_tokenizer(source)
         self.linears: ModelLayout = install(model)
         decoder = Decoder.of(model)
+        if config.gradient_checkpointing:
+            decoder = decoder.with_checkpoints(same_routing)
         self.max_context = decoder.max_context
         self.dtype = str(place.dtype).removeprefix("torch.")
         pool = AdapterPool(self.linears, place.device, place.dtype, config.adapter_slots)

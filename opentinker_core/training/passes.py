@@ -8,10 +8,8 @@ Axes: B rows, T columns, M weighted positions, D hidden features, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from opentinker_core.lora.adapter import Adapter
 from opentinker_core.lora.pool import AdapterPool, Slot
-from opentinker_core.lora.routing import Routing, Rows, routed
+from opentinker_core.lora.routing import Routing, Rows, routed, same_routing
 from opentinker_core.lora.rowwise import QUANTUM
 from opentinker_core.models.attention import FlatRows
 from opentinker_core.models.decoder import Decoder
@@ -170,14 +168,11 @@ class FusedPass:
         def logprobs(hidden_MD: Tensor) -> Tensor:
             return _of_targets(self._decoder.logits(hidden_MD), targets_M, shapes, sizes)
 
-        def again() -> tuple[Any, Any]:
-            return nullcontext(), routed(routing)
-
         with routed(routing):
             # Not `hidden_TD[rows_M]`: threads would add the gradients of a repeated row in any order.
             hidden_MD = nn.functional.embedding(rows_M, hidden_TD)
             if recompute:  # in the backward pass, instead of keeping the logits
-                result_M = checkpoint(logprobs, hidden_MD, use_reentrant=False, context_fn=again)
+                result_M = checkpoint(logprobs, hidden_MD, use_reentrant=False, context_fn=same_routing)
             else:
                 result_M = logprobs(hidden_MD)
         return list(result_M.split(sizes))
