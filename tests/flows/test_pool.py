@@ -61,9 +61,9 @@ def _start_by_hand(api: str, parameters: dict[str, Any]) -> None:
 
 
 def _start_by_schedule(api: str, parameters: dict[str, Any]) -> None:
-    """Give the deployment a schedule whose next time is a few seconds from now."""
+    """Give the deployment a schedule whose next time is so far off that a busy server has seen it by then."""
     deployment = httpx.get(f"{api}/deployments/name/{DEPLOYMENT}").raise_for_status().json()["id"]
-    soon = (datetime.now(UTC) + timedelta(seconds=15)).isoformat()
+    soon = (datetime.now(UTC) + timedelta(seconds=40)).isoformat()
     schedule = {"interval": 86400, "anchor_date": soon, "timezone": "UTC"}
     body = [{"schedule": schedule, "active": True, "parameters": parameters}]
     httpx.post(f"{api}/deployments/{deployment}/schedules", json=body).raise_for_status()
