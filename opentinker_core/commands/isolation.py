@@ -29,7 +29,7 @@ _NARROW = 96
 def isolation_report(
     model: Annotated[str, typer.Option(help="A bundled name, a hub id, or a local directory.")] = "tiny",
     policies: Annotated[int, typer.Option(min=2, max=64, help="How many train together.")] = 8,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each comparison.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each comparison.")] = 3,
     idle_steps: Annotated[int, typer.Option(min=2, help="Steps of others while a policy idles.")] = 100,
     solo_steps: Annotated[int, typer.Option(min=1, help="Steps compared with training alone.")] = 20,
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:N.")] = "auto",

@@ -130,9 +130,15 @@ def _kind(
     normalizer: Normalizer = Normalizer.TOKENS,
     temperature: float = 1.0,
     top_k: int = 0,
+    use_rslora: bool = False,
 ) -> Participant:
     """`targets`: the last parts of module names; none: all linears of the blocks."""
-    lora = LoRAConfig(rank=rank, alpha=alpha, target_modules=tuple(targets.split()) or "all-linear")
+    lora = LoRAConfig(
+        rank=rank,
+        alpha=alpha,
+        target_modules=tuple(targets.split()) or "all-linear",
+        use_rslora=use_rslora,
+    )
     return Participant(f"rank{rank}", lora, optimizer, objective, Data(0), normalizer, temperature, top_k)
 
 
@@ -177,6 +183,7 @@ _KINDS = (
         ObjectiveConfig(name="importance_sampling", kl_coefficient=0.01),
         Normalizer.CONSTANT,
         top_k=20,
+        use_rslora=True,
     ),
     _kind(
         3,
