@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -105,7 +106,12 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_named(
 
     engines = set()
 
+    opened, both_open = set[str](), Barrier(2)
+
     def fails_one(told: Progress) -> None:
+        if told.run_id not in opened:  # an engine ends with its last run: both must have begun
+            opened.add(told.run_id)
+            both_open.wait(120)
         engines.add(id(session_of(told.run_id).engine.shared))
         if (told.run_name, told.step) == ("one", 1):
             raise OpenTinkerError("no more")
