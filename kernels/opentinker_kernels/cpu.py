@@ -175,9 +175,12 @@ def _is_dense(plan: RoutingPlan, rank: int) -> bool:
 
 def _owner(plan: RoutingPlan) -> tuple[Tensor, Tensor]:
     """(position, segment) of each routed row."""
-    lengths = torch.tensor([segment.length for segment in plan.segments])
-    owners = torch.arange(len(lengths)).repeat_interleave(lengths)
-    return plan.cached("owner", lambda: (torch.arange(plan.n_routed), owners))
+
+    def find() -> tuple[Tensor, Tensor]:
+        lengths = torch.tensor([segment.length for segment in plan.segments])
+        return torch.arange(plan.n_routed), torch.arange(len(lengths)).repeat_interleave(lengths)
+
+    return plan.cached("owner", find)
 
 
 def _dense_shrink(x_PD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...]) -> Tensor:

@@ -100,14 +100,6 @@ class RoutingPlan:
         """Slot of each segment."""
         return tuple(segment.slot for segment in self.segments)
 
-    def repeated(self, times: int) -> "RoutingPlan":
-        """The plan in which each row stands for `times` adjacent ones."""
-        segments = tuple(Segment(s.slot, s.start * times, s.stop * times) for s in self.segments)
-        rows = self.rows
-        if rows is not None:
-            rows = (rows[:, None] * times + torch.arange(times, device=rows.device)).reshape(-1)
-        return RoutingPlan(self.n_rows * times, segments, rows, self.invariant)
-
     def blocks(
         self, block_rows: int, n_blocks: int | None = None, device: torch.device | str = "cpu"
     ) -> Blocks:

@@ -24,9 +24,6 @@ class Rows:
     gradient: Adapter | None = None
     """Where the gradient of the adapter's factors is added to, if it is wanted."""
 
-    def __len__(self) -> int:
-        return self.count
-
 
 @dataclass(frozen=True, eq=False)
 class Part:
