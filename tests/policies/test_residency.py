@@ -355,6 +355,28 @@ def test_a_failing_write_back_keeps_the_value() -> None:
     assert (shelf.disk["a"][0], shelf.disk["b"][0]) == (State.of_step(2).weights, State.of_step(3).weights)
 
 
+def test_growth_over_a_full_disk_is_accounted_and_told_to_who_needs_the_room() -> None:
+    shelf = Shelf(a=1, b=2, c=3)
+    tier = HostTier(shelf, 32)
+    advance(tier, "b")
+    shelf.full = True
+    with tier.lease("a") as a:
+        a.moments = bytes(40)
+        tier.resized("a")
+    assert tier.statistics().bytes == 64
+    with pytest.raises(
+        ResidencyError, match=r"'c': no room in host memory, as 'b' cannot be saved: .*No space"
+    ):
+        step_of(tier, "c")
+    assert (tier.resident(), step_of(tier, "b")) == (["b", "a"], 3)
+    shelf.full = False
+    with tier.lease("a") as a:
+        a.moments = bytes(8)
+        tier.resized("a")
+    assert step_of(tier, "c") == 3
+    assert tier.statistics().bytes == 32
+
+
 def test_flushing_everything_does_not_stop_at_the_first_failure() -> None:
     class PartlyFull(Shelf):
         def save(self, key: str, value: State) -> None:

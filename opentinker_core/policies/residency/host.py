@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Generic, cast
 
@@ -93,12 +93,12 @@ class HostTier(Generic[T]):
     def resized(self, key: str) -> None:
         """Account what a value takes now that it has grown or shrunk within a lease.
 
-        The memory is taken already, so this does not wait: others are evicted as far as that goes, and
-        where leases leave the tier above its budget, requests wait until it is below again.
+        The memory is taken already, so this neither waits nor fails: others are evicted as far as leases
+        and write-backs allow, and where that leaves the tier above its budget, requests wait until it is
+        below again, and raise what keeps others from being written back.
 
         Raises:
             UsageError: nobody leases the whole value.
-            ResidencyError: another value cannot be written back; the account is true nevertheless.
         """
         with self._changed:
             entry = self._leased(key)
@@ -106,8 +106,9 @@ class HostTier(Generic[T]):
                 size = self._backing.bytes_of(cast(T, entry.value))
             self._account(entry, size)
             self._changed.notify_all()
-            while self._counts.bytes > self.budget and (victim := self._next_to_free()):
-                self._free(victim, key)
+            with suppress(ResidencyError):  # whoever needs the room is told; this caller has its own
+                while self._counts.bytes > self.budget and (victim := self._next_to_free()):
+                    self._free(victim, key)
 
     def flush(self, key: str | None = None, *, timeout_s: float | None = None) -> None:
         """Write `key` (None: everything) back if it is dirty; it stays in memory.
