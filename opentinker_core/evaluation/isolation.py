@@ -13,7 +13,6 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from opentinker_core.errors import OpenTinkerError
 from opentinker_core.evaluation.participants import Data, Participant
 from opentinker_core.lora.layer import install
 from opentinker_core.lora.pool import AdapterPool
@@ -143,7 +142,7 @@ class Training:
     def forward_backward(self, batches: Sequence[PolicyBatch]) -> None:
         """One fused call."""
         for batch, result in zip(batches, self.trainer.forward_backward_all(batches), strict=True):
-            if isinstance(result, OpenTinkerError):
+            if isinstance(result, Exception):
                 raise result
             self._record_gradient(batch.policy, result)
 

@@ -4,6 +4,7 @@ Batches of many policies, with different ranks, targets and objectives, go throu
 together; what a policy gets from it is what it would get alone.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,12 +28,16 @@ from opentinker_core.objectives.types import (
     finalize_metrics,
 )
 from opentinker_core.policies.residency.host import HostTier
+from opentinker_core.policies.residency.types import NoRoomError
+from opentinker_core.sampling.distribution import SHAPE_FIELDS
 from opentinker_core.training.passes import FusedPass, Share, cut, widened
 from opentinker_core.training.residency import states_in_memory
 from opentinker_core.training.state import PolicyState
 from opentinker_core.trajectories.errors import TrajectoryError
 from opentinker_core.trajectories.packing import MicroBatch, micro_batches
 from opentinker_core.trajectories.types import Datum
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +52,8 @@ class PolicyBatch:
     batch (`objectives.normalizers.token_scales`)."""
     with_reference: bool = False
     """Give the objective the base model's logprobs too."""
+    old_logprobs: Sequence[np.ndarray] | None = None
+    """Of each datum, float (N,): `forward` of it when the update on these datums began. None: it begins now."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +91,21 @@ class _Running:
         """The loss of one micro-batch; what is reported of it is kept."""
         batch = self.batch
         _scatter(logprobs_M.detach(), micro, self.logprobs)
-        signal = SignalBatch.of(micro, batch.datums, batch.scales, self.reference, device=logprobs_M.device)
+        signal = SignalBatch.of(
+            micro,
+            batch.datums,
+            batch.scales,
+            self.reference,
+            batch.old_logprobs,
+            device=logprobs_M.device,
+        )
         loss, metrics = batch.objective(logprobs_M, signal)
         self._loss += loss.item()
         self._metrics.append({name: value.detach() for name, value in metrics.items()})
         return loss
 
-    def finish(self) -> ForwardBackward:
-        """Give the gradient to the policy."""
-        self.state.accumulate(self.gradient)
+    def result(self) -> ForwardBackward:
+        """What it gave, once all of its micro-batches are done."""
         return ForwardBackward(self._loss, finalize_metrics(combine_metrics(self._metrics)), self.logprobs)
 
 
@@ -160,18 +173,37 @@ class Trainer:
 
     @torch.no_grad()
     def forward_all(self, asked: Sequence[tuple[str | None, Sequence[Datum]]]) -> list[list[np.ndarray]]:
-        """`forward` of many policies together."""
+        """`forward` of many policies together, as many at a time as the memory for states holds."""
         logprobs = [_blank(datums) for _, datums in asked]
         micro = [self._micro_batches(datums) for _, datums in asked]
-        policies = {policy for policy, _ in asked if policy is not None}
-        with ExitStack() as leases:
-            states = {p: leases.enter_context(self._states.lease(p, whole=False)) for p in sorted(policies)}
-            for taken in self._cut(micro, [policy for policy, _ in asked]):
+        policies = [policy for policy, _ in asked]
+        for turn, states in enumerate(self._turns(sorted({p for p in policies if p is not None}))):
+            # The base model has no state: its rows go with the first turn.
+            present = {None, *states} if turn == 0 else {*states}
+            own = [rows if policy in present else [] for rows, policy in zip(micro, policies, strict=True)]
+            for taken in self._cut(own, policies):
                 with self._shares(taken, asked, states) as shares:
                     results = FusedPass(self._decoder, self._pool, shares).logprobs()
                     for share, logprobs_M in zip(shares, results, strict=True):
                         _scatter(logprobs_M, share.batch, logprobs[share.owner])
         return logprobs
+
+    def _turns(self, policies: Sequence[str]) -> Iterator[dict[str, PolicyState]]:
+        """At least one turn, each with as many states as there is room for, leased while it lasts."""
+        while True:
+            states: dict[str, PolicyState] = {}
+            with ExitStack() as leases:
+                for policy in policies:
+                    try:
+                        states[policy] = leases.enter_context(self._states.lease(policy, whole=False))
+                    except NoRoomError:
+                        if not states:
+                            raise
+                        break
+                yield states
+            policies = policies[len(states) :]
+            if not policies:
+                return
 
     def forward_backward(
         self,
@@ -181,43 +213,72 @@ class Trainer:
         scales: Sequence[np.ndarray],
         *,
         with_reference: bool = False,
+        old_logprobs: Sequence[np.ndarray] | None = None,
     ) -> ForwardBackward:
         """Add the gradient of the objective over all of `datums` to those `policy` has accumulated.
 
         Args:
             scales: of each datum, float (N,): see `PolicyBatch`.
             with_reference: give the objective the base model's logprobs too.
+            old_logprobs: of each datum, float (N,): see `PolicyBatch`.
 
         Raises:
             UsageError: `policy` has no resident state, there are no datums, or they differ in
                 temperature, top_p or top_k.
             TrajectoryError: some datums have weights and some advantages, or `scales` does not fit them.
         """
-        batch = PolicyBatch(policy, datums, objective, scales, with_reference)
+        batch = PolicyBatch(policy, datums, objective, scales, with_reference, old_logprobs)
         result = self.forward_backward_all([batch])[0]
         if isinstance(result, Exception):
             raise result
         return result
 
-    def forward_backward_all(self, batches: Sequence[PolicyBatch]) -> list[ForwardBackward | OpenTinkerError]:
-        """`forward_backward` of many policies together: a result, or why it was refused, for each batch.
+    def forward_backward_all(self, batches: Sequence[PolicyBatch]) -> list[ForwardBackward | Exception]:
+        """`forward_backward` of many policies together, as many at a time as the memory for states holds.
+
+        Returns:
+            Of each batch its result, or what it failed with: then it has added nothing to its policy's
+            gradients. Where batches that run together fail, each is tried alone.
+        """
+        outcomes: dict[int, ForwardBackward | Exception] = {}
+        turns = [dict(enumerate(batches))]
+        while turns:
+            waiting = turns.pop()
+            try:
+                done = self._take_turn(waiting)
+            except Exception as error:  # noqa: BLE001 - it is the outcome of those it is due to
+                if len(waiting) > 1:
+                    _LOG.warning("%d batches failed, each is run alone: %s", len(waiting), error)
+                    turns += [{index: batch} for index, batch in reversed(waiting.items())]
+                    continue
+                done = dict.fromkeys(waiting, error)
+            outcomes |= done
+            if left := {index: batch for index, batch in waiting.items() if index not in done}:
+                turns.append(left)
+        return [outcomes[index] for index in range(len(batches))]
+
+    def _take_turn(self, batches: Mapping[int, PolicyBatch]) -> dict[int, ForwardBackward | Exception]:
+        """The outcomes of the first batches, as many as there is room for, at least one.
 
         Gradients are added when all of it is done; if it raises, no policy's have changed.
         """
-        results: list[ForwardBackward | OpenTinkerError | None] = []
-        running: list[_Running] = []
+        refused: dict[int, OpenTinkerError] = {}
+        running: dict[int, _Running] = {}
         with ExitStack() as leases:
-            for batch in batches:
+            for index, batch in batches.items():
                 try:
-                    running.append(self._start(batch, leases))
-                    results.append(None)
+                    running[index] = self._start(batch, leases)
                 except OpenTinkerError as error:
-                    results.append(error)
+                    if running and isinstance(error, NoRoomError):
+                        break
+                    refused[index] = error
             if running:
-                self._add_references(running)
-                self._run(running)
-            finished = iter([self._finish(one) for one in running])
-        return [next(finished) if result is None else result for result in results]
+                self._add_references([*running.values()])
+                self._run([*running.values()])
+            results = {index: one.result() for index, one in running.items()}
+            for one in running.values():
+                self._give(one)
+        return {**refused, **results}
 
     def optim_step(self, policy: str, config: OptimizerConfig) -> dict[str, float]:
         """One AdamW step of `policy` with its accumulated gradients, which are cleared."""
@@ -245,12 +306,12 @@ class Trainer:
         micro = self._micro_batches(batch.datums)
         return _Running(batch, leases.enter_context(self._states.lease(batch.policy)), micro)
 
-    def _finish(self, running: "_Running") -> ForwardBackward:
+    def _give(self, running: "_Running") -> None:
+        """Add the gradient to those that its policy has accumulated."""
         policy = running.batch.policy
         self._states.mark_dirty(policy)
-        result = running.finish()
+        running.state.accumulate(running.gradient)
         self._states.resized(policy)
-        return result
 
     def _add_references(self, running: Sequence[_Running]) -> None:
         wanting = [one for one in running if one.batch.with_reference]
@@ -322,7 +383,7 @@ def _blank(datums: Sequence[Datum]) -> list[np.ndarray]:
 
 def _check_one_shape(datums: Sequence[Datum]) -> None:
     """All logprobs of a call are those of one sampled distribution."""
-    for name in ("temperature", "top_p", "top_k"):
+    for name in SHAPE_FIELDS:
         for index, datum in enumerate(datums):
             first, other = getattr(datums[0], name), getattr(datum, name)
             if other != first:

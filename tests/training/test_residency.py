@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,17 @@ import pytest
 import torch
 
 from opentinker_core.config.schema import LoRAConfig
+from opentinker_core.errors import UsageError
 from opentinker_core.lora.adapter import Adapter
+from opentinker_core.objectives.types import Metrics, SignalBatch
 from opentinker_core.policies.residency.local_states import LocalStates
-from opentinker_core.policies.residency.types import NoRoomError
+from opentinker_core.policies.residency.types import ResidencyError
 from opentinker_core.sampling.native import NativeSampler
 from opentinker_core.sampling.protocol import SampleRequest, SamplingParams
 from opentinker_core.training.state import PolicyState
 from opentinker_core.training.trainer import ForwardBackward
-from tests.training.residency_schedule import POLICIES, due, operations, rounds
+from opentinker_core.trajectories.types import Datum
+from tests.training.residency_schedule import POLICIES, Kind, due, operations, rounds
 from tests.training.residency_worker import (
     ROW,
     SLOTS,
@@ -192,46 +197,113 @@ def check_equal(found: PolicyState, expected: PolicyState) -> None:
         assert torch.equal(found.gradient.row_P, expected.gradient.row_P)
 
 
-def test_more_policies_than_slots_take_turns(base: Base, tmp_path: Path) -> None:
-    oracle, pool = Oracle(base, tmp_path / "oracle"), base.pool(4)
-    together = Counter(dict.fromkeys(POLICIES[:12], 6))
+@pytest.mark.parametrize("scarce", ["slots", "memory"])
+def test_more_policies_than_fit_take_turns(scarce: str, base: Base, tmp_path: Path) -> None:
+    oracle, together = Oracle(base, tmp_path / "oracle"), Counter(dict.fromkeys(POLICIES[:12], 6))
     oracle.run(together)
-    runner = Runner(base, pool, tmp_path / "few", None)
+    pool = base.pool(4 if scarce == "slots" else SLOTS)
+    tier = base.states(tmp_path / "states", 5 * ROW) if scarce == "memory" else None
+    runner = Runner(base, pool, tmp_path / "few", tier)
     for index in range(6):
         answers = runner.run({policy: operations(policy)[index] for policy in together})
         for policy, answer in answers.items():
             assert answer == oracle.answers[policy][index]
             assert digest_of_state(runner.trainer.state_of(policy)) == oracle.states[policy][index]
-    assert pool.stats.evictions > 12
+    if tier is None:
+        assert pool.stats.evictions > 12
+    else:
+        statistics = tier.statistics()
+        assert statistics.evictions > 12
+        assert statistics.pinned_bytes == 0
+        assert statistics.peak_bytes <= 2 * tier.budget, "states, and of each at most one gradient more"
 
 
-def test_a_batch_of_more_policies_than_fit_the_memory(base: Base, tmp_path: Path) -> None:
-    """Who finds no room is told so at once, and the same request succeeds when there is."""
-    oracle, tier = Oracle(base, tmp_path), base.states(tmp_path / "states", 3 * ROW)
+def test_the_base_model_takes_its_turn_once(base: Base, tmp_path: Path) -> None:
+    runner = Runner(base, base.pool(SLOTS), tmp_path, base.states(tmp_path / "states", 2 * ROW))
+    asked: list[tuple[str | None, Sequence[Datum]]] = []
+    for policy in POLICIES[:6]:
+        runner.run({policy: operations(policy)[0]})
+        randomize(runner.trainer.state_of(policy), 0)
+        asked += [(policy, runner.batch(policy, operations(policy)[1]).datums)]
+        asked += [(None, asked[-1][1])]
+    alone = [digest(runner.trainer.forward(policy, datums)) for policy, datums in asked]
+    assert [digest(logprobs) for logprobs in runner.trainer.forward_all(asked)] == alone
+    assert runner.trainer.forward_all([]) == []
+
+
+def test_of_batches_that_take_turns_one_fails_alone(base: Base, tmp_path: Path) -> None:
+    """Those of earlier turns keep their gradients, and nobody gets any twice."""
+    oracle, tier = Oracle(base, tmp_path), base.states(tmp_path / "states", 5 * ROW)
     oracle.run(Counter(dict.fromkeys(POLICIES[:8], 2)))
     runner = Runner(base, base.pool(SLOTS), tmp_path, tier)
     runner.run({policy: operations(policy)[0] for policy in POLICIES[:8]})
     batches = {policy: runner.batch(policy, operations(policy)[1]) for policy in POLICIES[:8]}
 
-    message = r"'p\d': no room in host memory: \d+ bytes are needed, \d+ of \d+ are free, \d+ are pinned"
-    with pytest.raises(NoRoomError, match=message):
-        runner.trainer.forward_all([(policy, batch.datums) for policy, batch in batches.items()])
-    turns = 0
-    while batches:
-        results = runner.trainer.forward_backward_all(list(batches.values()))
-        turns += 1
-        for policy, result in zip(list(batches), results, strict=True):
-            if isinstance(result, NoRoomError):
-                assert re.match(message, str(result))
-            else:
-                assert isinstance(result, ForwardBackward)
-                assert digest_of_result(result) == oracle.answers[policy][1]
-                del batches[policy]
-        assert tier.statistics().pinned_bytes == 0
-    assert 2 < turns < 8
+    def broken(logprobs_M: torch.Tensor, batch: SignalBatch) -> tuple[torch.Tensor, Metrics]:
+        raise ZeroDivisionError
+
+    batches["p6"] = replace(batches["p6"], objective=broken)
+    batches["nobody"] = replace(batches["p5"], policy="nobody")
+    outcomes = dict(zip(batches, runner.trainer.forward_backward_all([*batches.values()]), strict=True))
+    assert isinstance(outcomes.pop("p6"), ZeroDivisionError)
+    assert isinstance(outcomes.pop("nobody"), UsageError)
+    for policy, outcome in outcomes.items():
+        assert isinstance(outcome, ForwardBackward)
+        assert digest_of_result(outcome) == oracle.answers[policy][1]
+    assert tier.statistics().pinned_bytes == 0
     tier.flush()
     for policy in POLICIES[:8]:
-        assert oracle.operations_behind(policy, tmp_path / "states") == 2
+        assert oracle.operations_behind(policy, tmp_path / "states") == (1 if policy == "p6" else 2)
+
+
+def test_a_policy_larger_than_the_memory_is_refused_alone(base: Base, tmp_path: Path) -> None:
+    runner = Runner(base, base.pool(SLOTS), tmp_path, None)
+    tier = base.states(tmp_path / "states", 5 * ROW)
+    runner.run({policy: operations(policy)[0] for policy in POLICIES[:2]})
+    runner.trainer.create("large", LoRAConfig(rank=32), 0)
+    for policy in ("large", *POLICIES[:2]):
+        save = partial(runner.trainer.save_checkpoint, policy)
+        LocalStates(tmp_path / "states").save(policy, save)
+    batches = [replace(runner.batch("p0", operations("p0")[1]), policy=p) for p in ("p0", "large", "p1")]
+    few = Runner(base, base.pool(SLOTS), tmp_path, tier)
+    first, large, second = few.trainer.forward_backward_all(batches)
+    assert isinstance(first, ForwardBackward)
+    assert isinstance(second, ForwardBackward)
+    assert isinstance(large, ResidencyError)
+    assert re.match(rf"'large': \d+ bytes; accepted: at most the {5 * ROW} of the host memory", str(large))
+
+
+def test_what_was_done_is_not_reported_as_failed_when_others_cannot_be_saved(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a client would do it again: a gradient given twice, a step taken twice."""
+    done = [Kind.CREATE, Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP]
+    steps, other, third = sorted(
+        POLICIES[:20], key=lambda policy: [operation.kind for operation in operations(policy)[:3]] != done
+    )[:3]
+    oracle, goals = Oracle(base, tmp_path), Counter({steps: 3, other: 1})
+    oracle.run(goals)
+    size = oracle.state(steps).adapter.nbytes + oracle.state(other).adapter.nbytes
+    tier = base.states(tmp_path / "states", size)
+    runner = Runner(base, base.pool(SLOTS), tmp_path, tier)
+    runner.run({policy: operations(policy)[0] for policy in goals})
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PolicyState, "save", full)
+        for index in (1, 2):
+            assert runner.run({steps: operations(steps)[index]}) == {steps: oracle.answers[steps][index]}
+            assert digest_of_state(runner.trainer.state_of(steps)) == oracle.states[steps][index]
+            assert tier.statistics().bytes > tier.budget
+        runner.trainer.discard_gradient(steps)
+        message = rf"'{third}': no room .* '{other}' cannot be saved: .*No space left on device"
+        with pytest.raises(ResidencyError, match=message):
+            runner.run({third: operations(third)[0]})
+    tier.flush()
+    for policy, goal in goals.items():
+        assert oracle.operations_behind(policy, tmp_path / "states") == goal
 
 
 def test_a_policy_that_is_created_anew_leaves_nothing_in_its_slot(base: Base, tmp_path: Path) -> None:
