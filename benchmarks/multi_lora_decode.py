@@ -17,6 +17,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import benchmarks  # noqa: F401  before peft and transformers, see there
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch is imported
 
 import numpy as np

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+import benchmarks  # noqa: F401  before peft and transformers, see there
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch is imported
 
 import numpy as np
