@@ -83,7 +83,7 @@ def test_servers_end_when_their_starter_is_killed(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_who_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guard = (
-        "import sys\nfrom flows import guard\nguard.GRACE_S = 0.3\n"
+        "import sys\nfrom opentinker_core import guard\nguard.GRACE_S = 0.3\n"
         "sys.exit(guard.main([sys.executable, '-c', sys.argv[1]]))"
     )
     process = subprocess.Popen([sys.executable, "-c", guard, STUBBORN], stdin=subprocess.PIPE, cwd=ROOT)
@@ -97,7 +97,7 @@ def test_who_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_guard_gives_the_status_of_the_command() -> None:
-    command = [sys.executable, "-m", "flows.guard", sys.executable, "-c", "raise SystemExit(7)"]
+    command = [sys.executable, "-m", "opentinker_core.guard", sys.executable, "-c", "raise SystemExit(7)"]
     guard = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
     assert guard.wait(10) == 7
 

@@ -1,4 +1,4 @@
-"""Run a command until it ends or standard input does: `python -m flows.guard COMMAND...`.
+"""Run a command until it ends or standard input does: `python -m opentinker_core.guard COMMAND...`.
 
 The end of standard input means that whoever started the guard is gone or wants the command
 stopped; then the command's whole process group is ended.
