@@ -145,12 +145,69 @@ class Advantage(StrEnum):
     RLOO = "rloo"
 
 
+class CorrectionKind(StrEnum):
+    """What becomes of importance weights out of bounds."""
+
+    NONE = "none"
+    """No correction: the objective's own ratio is to the sampler."""
+    TRUNCATE = "truncate"
+    """They are set to the nearer bound (truncated importance sampling)."""
+    MASK = "mask"
+    """They are set to zero: these tokens or sequences give no gradient."""
+
+
+class CorrectionLevel(StrEnum):
+    """What has one importance weight."""
+
+    TOKEN = "token"
+    SEQUENCE = "sequence"
+    """A trajectory: the product over its trained tokens."""
+    GEOMETRIC = "geometric"
+    """A trajectory: the geometric mean over its trained tokens."""
+
+
+_BOUNDS = {
+    (CorrectionKind.TRUNCATE, CorrectionLevel.TOKEN): (0.0, 2.0),
+    (CorrectionKind.TRUNCATE, CorrectionLevel.SEQUENCE): (0.0, 5.0),
+    (CorrectionKind.TRUNCATE, CorrectionLevel.GEOMETRIC): (0.0, 1.01),
+    (CorrectionKind.MASK, CorrectionLevel.GEOMETRIC): (0.99, 1.01),
+}
+
+
+class CorrectionConfig(Frozen):
+    """How the loss is corrected for trainer and sampler not being quite the same distribution.
+
+    Its weights are pi / mu, trainer over sampler, within bounds; see docs/objectives.md.
+    """
+
+    kind: CorrectionKind = CorrectionKind.NONE
+    level: CorrectionLevel = CorrectionLevel.TOKEN
+    low: NonNegativeFloat | None = None
+    """None: 0 where weights are truncated; masked, 0.5 (0.99 for a geometric mean)."""
+    high: PositiveFloat | None = None
+    """None: 2 (truncated sequences 5; geometric means 1.01)."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "CorrectionConfig":
+        low, high = self.bounds
+        if low >= high:
+            raise ValueError(f"the bounds are low {low:g} and high {high:g}; accepted: low below high")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """`low` and `high`, as given or by default; without a correction, what metrics call out of bounds."""
+        low, high = _BOUNDS.get((self.kind, self.level), (0.5, 2.0))
+        return low if self.low is None else self.low, high if self.high is None else self.high
+
+
 class ObjectiveConfig(Frozen):
     """The RL loss: `importance_sampling` or `ppo`, with the KL penalty to the base model."""
 
     name: Literal["importance_sampling", "ppo"] = "ppo"
     clip_low: NonNegativeFloat = 0.2
     clip_high: NonNegativeFloat = 0.28
+    correction: CorrectionConfig = CorrectionConfig()
     kl_coefficient: NonNegativeFloat = 0.0
     normalizer: Normalizer = Normalizer.TOKENS
 

@@ -16,9 +16,11 @@ def rl_objective(config: ObjectiveConfig) -> Objective:
 
     With `kl_coefficient` > 0 it needs `reference_logprobs_M` and its metric `loss` includes the penalty.
     """
-    surrogate: Objective = importance_sampling
+    surrogate: Objective = partial(importance_sampling, correction=config.correction)
     if config.name == "ppo":
-        surrogate = partial(ppo, clip_low=config.clip_low, clip_high=config.clip_high)
+        surrogate = partial(
+            ppo, clip_low=config.clip_low, clip_high=config.clip_high, correction=config.correction
+        )
     if config.kl_coefficient == 0:
         return surrogate
 

@@ -29,7 +29,7 @@ def token_scales(normalizer: Normalizer, datums: Sequence[Datum], max_tokens: in
     Raises:
         UsageError: `constant` with `max_tokens` < 1.
     """
-    names = [datum.trajectory_id or f"\x00{index}" for index, datum in enumerate(datums)]
+    names = trajectory_names(datums)
     tokens_of: Counter[str] = Counter()
     for name, datum in zip(names, datums, strict=True):
         tokens_of[name] += int(datum.mask_N.sum())
@@ -38,6 +38,11 @@ def token_scales(normalizer: Normalizer, datums: Sequence[Datum], max_tokens: in
         np.where(datum.mask_N, np.float32(1 / divisors[name]), np.float32(0))
         for name, datum in zip(names, datums, strict=True)
     ]
+
+
+def trajectory_names(datums: Sequence[Datum]) -> list[str]:
+    """What trajectory each datum is a row of; each without an id is its own."""
+    return [datum.trajectory_id or f"\x00{index}" for index, datum in enumerate(datums)]
 
 
 def _divisors(normalizer: Normalizer, tokens_of: Counter[str], max_tokens: int) -> dict[str, int]:

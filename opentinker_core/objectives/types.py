@@ -2,7 +2,8 @@
 
 Metrics are accumulators over the M positions of a micro-batch, so that those of several
 micro-batches combine exactly: names ending in `_min` and `_max` by minimum and maximum, all others
-by sum. `finalize_metrics` divides the sums by `tokens`, except `loss` and `tokens` themselves.
+by sum. `finalize_metrics` divides the sums by `tokens`, those whose names begin with `sequence_` by
+`sequences`, and turns the mean square of a weight (`..._square`) into its effective sample size (`..._ess`).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opentinker_core.objectives.normalizers import trajectory_names
 from opentinker_core.trajectories.errors import TrajectoryError
 from opentinker_core.trajectories.packing import MicroBatch
 from opentinker_core.trajectories.types import Datum
@@ -35,6 +37,14 @@ class SignalBatch:
     sampler_logprobs_M: Tensor | None = None
     reference_logprobs_M: Tensor | None = None
     """Logprobs under the base model, where a KL penalty is asked for."""
+    old_logprobs_M: Tensor | None = None
+    """Logprobs of the policy when the update on these datums began; None: it begins with this pass."""
+    sequence_M: np.ndarray | None = None
+    """int64 (M,): index of the trajectory of each position; None: each datum is one."""
+    sequence_tokens_M: np.ndarray | None = None
+    """int64 (M,): how many trained tokens that trajectory has, in all micro-batches together."""
+    sequence_log_ratio_M: Tensor | None = None
+    """log(pi_old / mu) of that trajectory, summed over these tokens; given where old logprobs are."""
 
     @classmethod
     def of(
@@ -43,6 +53,7 @@ class SignalBatch:
         datums: Sequence[Datum],
         token_scales: Sequence[np.ndarray],
         reference_logprobs: Sequence[np.ndarray] | None = None,
+        old_logprobs: Sequence[np.ndarray] | None = None,
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -53,11 +64,17 @@ class SignalBatch:
             datums: the datums `batch` was made of.
             token_scales: of each datum, float (N,), from a normalizer over the global batch.
             reference_logprobs: of each datum, float (N,).
+            old_logprobs: likewise, of the policy when the update on these datums began.
 
         Raises:
             TrajectoryError: weights and advantages are mixed, or an argument has not one (N,) array a datum.
         """
-        _check_signal(datums, token_scales, reference_logprobs)
+        _check_signal(
+            datums,
+            token_scales=token_scales,
+            reference_logprobs=reference_logprobs,
+            old_logprobs=old_logprobs,
+        )
 
         def gathered(arrays: Sequence[np.ndarray]) -> Tensor:
             return torch.as_tensor(batch.gather(arrays), dtype=dtype, device=device)
@@ -66,6 +83,11 @@ class SignalBatch:
             given = [array for array in arrays if array is not None]
             return gathered(given) if len(given) == len(arrays) else None
 
+        sequence_D, tokens_D = _sequences(datums)
+        ratio_M: Tensor | None = None
+        if old_logprobs is not None:
+            ratio_D = _log_ratios(datums, old_logprobs, sequence_D)
+            ratio_M = torch.as_tensor(ratio_D[batch.datum_M], dtype=dtype, device=device)
         return cls(
             token_scales_M=gathered(token_scales),
             row_M=torch.as_tensor(batch.datum_M, device=device),
@@ -73,6 +95,10 @@ class SignalBatch:
             advantages_M=optional([datum.advantages_N for datum in datums]),
             sampler_logprobs_M=optional([datum.sampler_logprobs_N for datum in datums]),
             reference_logprobs_M=None if reference_logprobs is None else gathered(reference_logprobs),
+            old_logprobs_M=None if old_logprobs is None else gathered(old_logprobs),
+            sequence_M=sequence_D[batch.datum_M],
+            sequence_tokens_M=tokens_D[batch.datum_M],
+            sequence_log_ratio_M=ratio_M,
         )
 
 
@@ -90,10 +116,17 @@ def combine_metrics(parts: Sequence[Metrics]) -> Metrics:
 
 
 def finalize_metrics(metrics: Metrics) -> dict[str, float]:
-    """Plain numbers: `loss` and `tokens` as they are, extremes, and means over tokens of the rest."""
-    numbers = {name: float(value) for name, value in metrics.items()}
-    tokens = numbers["tokens"]
-    return {name: value if _kept(name) else value / tokens for name, value in numbers.items()}
+    """Plain numbers: `loss` and the counts as they are, extremes, means of the rest, and sample sizes."""
+    totals = {name: float(value) for name, value in metrics.items()}
+    numbers: dict[str, float] = {}
+    for name, value in totals.items():
+        count = totals["sequences" if name.startswith("sequence_") else "tokens"]
+        if name.endswith("_square"):
+            stem = name.removesuffix("_square")
+            numbers[f"{stem}_ess"] = totals[f"{stem}_mean"] ** 2 / (count * value) if value else 0.0
+        else:
+            numbers[name] = value if _kept(name) else value / count
+    return numbers
 
 
 def required(name: str, tensor: Tensor | None) -> Tensor:
@@ -108,40 +141,41 @@ def log_ratio(logprobs_M: Tensor, sampler_logprobs_M: Tensor) -> Tensor:
     return (logprobs_M - sampler_logprobs_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def sampler_metrics(logprobs_M: Tensor, sampler_logprobs_M: Tensor, loss_sum: Tensor) -> Metrics:
-    """Loss, tokens, the ratio before any clipping, and estimates of KL(mu || pi).
-
-    The tokens are samples of mu, the sampler; with r = pi/mu, k1 = -log r and k3 = r - 1 - log r
-    (Schulman, "Approximating KL divergence", 2020) both have the mean KL(mu || pi).
-    """
-    with torch.no_grad():
-        ratio_M = log_ratio(logprobs_M, sampler_logprobs_M).exp()
-        k1_M = sampler_logprobs_M - logprobs_M
-        return {
-            "loss": loss_sum.detach(),
-            "tokens": torch.full_like(loss_sum, logprobs_M.numel()),
-            "ratio_mean": ratio_M.sum(),
-            "ratio_min": ratio_M.min(),
-            "ratio_max": ratio_M.max(),
-            "sampler_kl_k1": k1_M.sum(),
-            "sampler_kl_k3": (ratio_M - 1 + k1_M).sum(),
-        }
-
-
-def _check_signal(
-    datums: Sequence[Datum],
-    token_scales: Sequence[np.ndarray],
-    reference_logprobs: Sequence[np.ndarray] | None,
-) -> None:
+def _check_signal(datums: Sequence[Datum], **given: Sequence[np.ndarray] | None) -> None:
     if len({datum.weights_N is None for datum in datums}) > 1:
         raise TrajectoryError("datums", "weights and advantages mixed", "one kind of signal a batch")
-    for name, arrays in (("token_scales", token_scales), ("reference_logprobs", reference_logprobs)):
+    for name, arrays in given.items():
         if arrays is not None and [len(array) for array in arrays] != [len(datum) for datum in datums]:
             raise TrajectoryError(name, [len(array) for array in arrays], "one (N,) array a datum")
 
 
+def _sequences(datums: Sequence[Datum]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each datum: the index of its trajectory, and how many trained tokens that has."""
+    names = trajectory_names(datums)
+    index = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    sequence_D = np.array([index[name] for name in names], np.int64)
+    own_D = np.array([np.count_nonzero(datum.mask_N) for datum in datums])
+    return sequence_D, np.bincount(sequence_D, own_D).astype(np.int64)[sequence_D]
+
+
+def _log_ratios(
+    datums: Sequence[Datum], old_logprobs: Sequence[np.ndarray], sequence_D: np.ndarray
+) -> np.ndarray:
+    """Of each datum: log(pi_old / mu) of its trajectory, float64."""
+    sums_D: list[float] = []
+    for index, (datum, old_N) in enumerate(zip(datums, old_logprobs, strict=True)):
+        if datum.sampler_logprobs_N is None:
+            raise TrajectoryError(
+                f"datums[{index}].sampler_logprobs_N",
+                None,
+                "the sampler's logprobs, to compare the old ones with",
+            )
+        sums_D.append(float((old_N.astype(np.float64) - datum.sampler_logprobs_N)[datum.mask_N].sum()))
+    return np.bincount(sequence_D, sums_D)[sequence_D]
+
+
 def _kept(name: str) -> bool:
-    return name in ("loss", "tokens") or name.endswith(("_min", "_max"))
+    return name in ("loss", "tokens", "sequences") or name.endswith(("_min", "_max"))
 
 
 def _reduce(name: str, left: Tensor, right: Tensor) -> Tensor:

@@ -52,9 +52,10 @@ class TrainerClient:
         scales: Sequence[np.ndarray],
         *,
         with_reference: bool = False,
+        old_logprobs: Sequence[np.ndarray] | None = None,
     ) -> ForwardBackward:
         """See `Trainer.forward_backward`."""
-        batch = PolicyBatch(policy, datums, objective, scales, with_reference)
+        batch = PolicyBatch(policy, datums, objective, scales, with_reference, old_logprobs)
         passes = 2 if with_reference else 1
         operation = Operation[ForwardBackward](
             Kind.FORWARD_BACKWARD,

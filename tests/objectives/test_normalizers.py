@@ -1,24 +1,22 @@
 """One divisor over the global batch, so that no way of laying out the rows changes loss or gradient."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from opentinker_core.config.schema import Normalizer, ObjectiveConfig
 from opentinker_core.errors import UsageError
 from opentinker_core.objectives.compose import rl_objective
 from opentinker_core.objectives.cross_entropy import cross_entropy
 from opentinker_core.objectives.normalizers import token_scales
-from opentinker_core.objectives.types import Objective, SignalBatch, combine_metrics, finalize_metrics
+from opentinker_core.objectives.types import SignalBatch
 from opentinker_core.trajectories.datums import to_datum
 from opentinker_core.trajectories.errors import TrajectoryError
 from opentinker_core.trajectories.packing import MicroBatch, micro_batches
 from opentinker_core.trajectories.types import Datum, Trajectory
+from tests.objectives.layouts import PLAIN, Layout, assert_same, loss_and_gradient, one_row_a_turn
 from tests.trajectories.strategies import demonstration, trajectory_lists, two_turns
 
 
@@ -61,59 +59,6 @@ def test_a_constant_needs_a_limit() -> None:
         token_scales(Normalizer.CONSTANT, THREE_ROWS_OF_TWO, max_tokens=0)
 
 
-class Model(torch.nn.Module):
-    """A small causal model in float64 that sees exactly what the batch's attention lets it see."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-
-        def parameter(*shape: int) -> torch.nn.Parameter:
-            return torch.nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator))
-
-        self.tokens, self.positions, self.head = parameter(10, 6), parameter(64, 6), parameter(6, 10)
-
-    def logprobs(self, batch: MicroBatch, datums: list[Datum]) -> Tensor:
-        hidden_BTH = self.tokens[batch.tokens_BT] + self.positions[batch.positions_BT]
-        seen_BTT = batch.attention_BTT
-        if seen_BTT is None:
-            seen_BTT = np.tri(batch.tokens_BT.shape[1], dtype=bool)[None]
-        weights_BTT = torch.from_numpy(seen_BTT).double()
-        mixed_BTH = torch.tanh(weights_BTT @ hidden_BTH / weights_BTT.sum(-1, keepdim=True))
-        logprobs_BTV = (mixed_BTH @ self.head).log_softmax(-1)
-        targets_M = batch.gather([datum.target_tokens_N for datum in datums])
-        return logprobs_BTV[batch.row_M, batch.column_M, targets_M]
-
-
-@dataclass(frozen=True)
-class Layout:
-    budget: int = 10_000
-    share_prefix: bool = False
-    pack: bool = False
-
-
-PLAIN = Layout()
-
-
-def _loss_and_gradient(
-    objective: Objective, datums: list[Datum], scales: list[np.ndarray], layout: Layout = PLAIN
-) -> tuple[dict[str, float], Tensor]:
-    model, metrics = Model(), []
-    reference = [np.full(len(datum), -2.0) for datum in datums]
-    for batch in micro_batches(datums, layout.budget, share_prefix=layout.share_prefix, pack=layout.pack):
-        signal = SignalBatch.of(batch, datums, scales, reference, dtype=torch.float64)
-        loss, part = objective(model.logprobs(batch, datums), signal)
-        loss.backward()
-        metrics.append(part)
-    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])  # type: ignore[union-attr]
-    return finalize_metrics(combine_metrics(metrics)), gradient
-
-
-def _assert_same(left: tuple[dict[str, float], Tensor], right: tuple[dict[str, float], Tensor]) -> None:
-    assert left[0] == pytest.approx(right[0], rel=1e-9, abs=1e-9)
-    torch.testing.assert_close(left[1], right[1], rtol=1e-9, atol=1e-9)
-
-
 OBJECTIVES = {
     "importance_sampling": rl_objective(ObjectiveConfig(name="importance_sampling")),
     "ppo": rl_objective(ObjectiveConfig(name="ppo", kl_coefficient=0.1)),
@@ -142,7 +87,7 @@ def test_no_layout_changes_loss_or_gradient(
     scales = token_scales(normalizer, datums, max_tokens=16)
     objective, shuffled = OBJECTIVES[name], list(range(len(datums)))
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    expected = _loss_and_gradient(objective, datums, scales)
+    expected = loss_and_gradient(objective, datums, scales)
     other_order = [datums[i] for i in shuffled], [scales[i] for i in shuffled]
     layouts = {
         "one at a time": Layout(budget=1),
@@ -152,29 +97,10 @@ def test_no_layout_changes_loss_or_gradient(
         "shared prefixes": Layout(budget, share_prefix=True),
         "both": Layout(budget, share_prefix=True, pack=True),
     }
-    _assert_same(_loss_and_gradient(objective, *other_order), expected)
+    assert_same(loss_and_gradient(objective, *other_order), expected)
     for layout in layouts.values():
-        _assert_same(_loss_and_gradient(objective, datums, scales, layout), expected)
-        _assert_same(_loss_and_gradient(objective, *other_order, layout), expected)
-
-
-def _one_row_a_turn(trajectory: Trajectory, advantage: float) -> list[Datum]:
-    """The rows of an episode whose turns were recorded one by one: each with its whole context."""
-    rows = []
-    for turn in trajectory.turns:
-        mask_N = np.zeros(turn.end - 1, bool)
-        mask_N[turn.start - 1 :] = True
-        rows.append(
-            Datum(
-                input_tokens_N=trajectory.tokens_T[: turn.end - 1].astype(np.int64),
-                target_tokens_N=trajectory.tokens_T[1 : turn.end].astype(np.int64),
-                mask_N=mask_N,
-                advantages_N=np.where(mask_N, np.float32(advantage), np.float32(0)),
-                sampler_logprobs_N=np.where(mask_N, trajectory.logprobs_T[1 : turn.end], np.float32(0)),
-                trajectory_id=trajectory.trajectory_id,
-            )
-        )
-    return rows
+        assert_same(loss_and_gradient(objective, datums, scales, layout), expected)
+        assert_same(loss_and_gradient(objective, *other_order, layout), expected)
 
 
 @settings(max_examples=25, deadline=None)
@@ -183,13 +109,13 @@ def test_splitting_an_episode_into_rows_changes_nothing(
     episodes: list[Trajectory], normalizer: Normalizer
 ) -> None:
     whole = [to_datum(episode, advantages=place - 1.25) for place, episode in enumerate(episodes)]
-    split = [row for place, episode in enumerate(episodes) for row in _one_row_a_turn(episode, place - 1.25)]
+    split = [row for place, episode in enumerate(episodes) for row in one_row_a_turn(episode, place - 1.25)]
     objective = OBJECTIVES["importance_sampling"]
     scales = token_scales(normalizer, whole, max_tokens=16)
     split_scales = token_scales(normalizer, split, max_tokens=16)
-    expected = _loss_and_gradient(objective, whole, scales)
+    expected = loss_and_gradient(objective, whole, scales)
     for layout in (PLAIN, Layout(40), Layout(40, share_prefix=True, pack=True)):
-        _assert_same(_loss_and_gradient(objective, split, split_scales, layout), expected)
+        assert_same(loss_and_gradient(objective, split, split_scales, layout), expected)
 
 
 def _only_batch(datums: list[Datum]) -> MicroBatch:
