@@ -6,11 +6,19 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
 from opentinker_core.errors import OpenTinkerError
 from opentinker_core.models.attention import ATTENTION
+from opentinker_core.models.decoder import check_architecture, check_config
 from opentinker_core.models.source import ModelSource
 
 
@@ -18,8 +26,10 @@ def load_model(source: ModelSource, device: str, dtype: torch.dtype) -> PreTrain
     """Load the frozen base model: evaluation mode, no gradients, scaled dot product attention.
 
     Raises:
-        OpenTinkerError: the weights are corrupt or incomplete, or the architecture is not supported.
+        UsageError: the model is not supported, as its `config.json` says; no weights were read.
+        OpenTinkerError: the weights are corrupt or incomplete, or transformers does not know the model.
     """
+    _check_supported(source)
     with _one_message(source), no_progress_bar():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
@@ -35,6 +45,15 @@ def load_model(source: ModelSource, device: str, dtype: torch.dtype) -> PreTrain
             f"base model {source.name!r}: no weights for {sorted(loading['missing_keys'])[:3]}"
         )
     return model.to(device).eval().requires_grad_(False)
+
+
+def _check_supported(source: ModelSource) -> None:
+    with _one_message(source):
+        config = AutoConfig.from_pretrained(source.path, local_files_only=True)
+    # What AutoModelForCausalLM goes by: `architectures` may name a model without a head, or be missing.
+    found = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    check_architecture(found or (config.architectures or [config.model_type])[0])
+    check_config(config)
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from opentinker_core.errors import OpenTinkerError
+from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.models.loading import load_model, load_tokenizer
 from opentinker_core.models.source import ModelSource, resolve
 
@@ -54,6 +54,32 @@ def test_unknown_architecture_gives_one_message(config: dict[str, str], copy: Pa
     (copy / "config.json").write_text(json.dumps(config))
     with pytest.raises(OpenTinkerError, match="cannot be loaded from"):
         load_model(resolve(str(copy), home), "cpu", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2", "architectures": None}, "the architecture GPT2LMHeadModel is not supported"),
+        ({"model_type": "mamba"}, "the architecture MambaForCausalLM is not supported"),
+        ({"model_type": "t5", "architectures": ["T5Model"]}, "the architecture T5Model is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
+    ],
+)
+def test_what_is_not_supported_is_refused_before_weights_are_read(
+    changes: dict[str, object], message: str, copy: Path, home: Path
+) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | changes))
+    (copy / "model.safetensors").write_bytes(b"not read")
+    with pytest.raises(UsageError, match=f"policy.base_model: {message}.*accepted: "):
+        load_model(resolve(str(copy), home), "cpu", torch.float32)
+
+
+def test_a_config_need_not_name_the_class_with_a_head(copy: Path, home: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaModel"]}))
+    model = load_model(resolve(str(copy), home), "cpu", torch.float32)
+    assert type(model).__name__ == "LlamaForCausalLM"
 
 
 def test_code_in_the_directory_is_not_run(copy: Path, home: Path) -> None:
