@@ -153,6 +153,8 @@ def _backward_part(
     shared: SharedInput, part: Part, x_TK: Tensor, u_PR: Tensor, dys: list[Tensor], dx_TK: Tensor | None
 ) -> None:
     rank, plan, group = part.bucket.rank, part.plan, shared.group
+    # Of each layer, of each segment: the factors' gradients; None: nobody wants them.
+    wanted = [[g.factors.get(name) if g else None for g in part.gradients] for name in group.names]
     du_PR = torch.empty_like(u_PR)
     for m, ((name, outputs), dy_TN) in enumerate(zip(group.members, dys, strict=True)):
         ranks = slice(m * rank, (m + 1) * rank)
@@ -161,16 +163,14 @@ def _backward_part(
             continue
         du_PR[:, ranks] = ops.shrink(dy_TN[part.rows], part.bucket.scaled_Bt(name, outputs), plan)
         dBt_GRN = ops.wgrad(u_PR[:, ranks], dy_TN[part.rows], plan)
-        for gradient, dBt_RN in zip(part.gradients, dBt_GRN, strict=True):
-            factors = gradient.factors.get(name) if gradient else None
+        for factors, dBt_RN in zip(wanted[m], dBt_GRN, strict=True):
             if factors is not None:
                 factors.Bt_RN.add_(dBt_RN[: len(factors.Bt_RN)], alpha=factors.scaling)
     if dx_TK is not None:
         ops.expand_add(dx_TK[part.rows], du_PR, part.bucket.stacked_A(group), plan)
     dA_GRK = ops.wgrad(du_PR, x_TK[part.rows], plan)
-    for gradient, dA_RK in zip(part.gradients, dA_GRK, strict=True):
-        for m, name in enumerate(group.names):
-            factors = gradient.factors.get(name) if gradient else None
+    for m, of_layer in enumerate(wanted):
+        for factors, dA_RK in zip(of_layer, dA_GRK, strict=True):
             if factors is not None:
                 factors.A_RK.add_(dA_RK[m * rank : m * rank + len(factors.A_RK)])
 

@@ -119,6 +119,8 @@ class AdapterPool:
         self._buckets: dict[int, Bucket] = {}
         self._occupants: OrderedDict[Hashable, _Occupant] = OrderedDict()
         """Least recently used first."""
+        self._last_in: dict[Slot, _Occupant] = {}
+        """The last occupant of each slot, whether it is there still or not."""
 
     @contextmanager
     def lease(self, wanted: Mapping[Key, Wanted]) -> Iterator[dict[Key, Slot]]:
@@ -145,7 +147,7 @@ class AdapterPool:
 
     def layout_of(self, slot: Slot) -> AdapterLayout:
         """The layout of the adapter in a leased slot."""
-        return next(o.layout for o in self._occupants.values() if o.slot == slot)
+        return self._last_in[slot].layout
 
     def forget(self, key: Hashable) -> None:
         """Give up the slot of an adapter that is not wanted again."""
@@ -164,7 +166,7 @@ class AdapterPool:
         if occupant is None or occupant.slot.rank != self.bucket_rank(layout.rank):
             self.forget(key)
             occupant = _Occupant(self._free_slot(self.bucket_rank(layout.rank)), -1, layout)
-            self._occupants[key] = occupant
+            self._occupants[key] = self._last_in[occupant.slot] = occupant
         self._occupants.move_to_end(key)
         if occupant.revision != want.revision or occupant.layout is not layout:
             if occupant.layout is not layout:  # the new factors may be of fewer layers, or of a lower rank
