@@ -1,49 +1,27 @@
 """Several processes at one catalog: distinct growing numbers, no half states, one migration."""
 
 import itertools
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
 from opentinker_core.policies.catalog import Catalog
 from tests.policies.builders import new_policy, new_run, publish
+from tests.processes import worker
 
 pytestmark = pytest.mark.processes
 
-
-@contextmanager
-def worker(url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.policies.worker", url, *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert line_of(process) == "ready"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def say_go(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
+WORKER = "tests.policies.worker"
 
 
 def race(url: str, tenant: str, *calls: tuple[str, ...]) -> list[str]:
     """What each worker printed, all started at once."""
     with ExitStack() as stack:
-        workers = [stack.enter_context(worker(url, tenant, *call)) for call in calls]
+        workers = [stack.enter_context(worker(WORKER, url, tenant, *call)) for call in calls]
+        assert [process.line() for process in workers] == ["ready"] * len(calls)
         for process in workers:
-            say_go(process)
-        return [line_of(process) for process in workers]
+            process.say("go")
+        return [process.line() for process in workers]
 
 
 def test_processes_that_open_a_new_catalog_at_once(empty_url: str) -> None:
@@ -74,12 +52,11 @@ def test_a_process_killed_in_its_transaction_leaves_nothing(url: str, catalog: C
     run = new_run(catalog, new_policy(catalog))
     first = publish(catalog, run, 0)
     events = catalog.pending_events()
-    with worker(url, catalog.tenant, "die", run.run_id, "1") as process:
-        say_go(process)
-        assert line_of(process) == "stopped"
+    with worker(WORKER, url, catalog.tenant, "die", run.run_id, "1") as process:
+        assert process.line() == "ready"
+        process.say("go")
+        assert process.line() == "stopped"
         assert catalog.versions("adder") == [first]
-        process.kill()
-        process.wait()
     assert catalog.versions("adder") == [first]
     assert catalog.aliases("adder") == {"latest": 0, "rollout": 0}
     assert catalog.pending_events() == events

@@ -3,12 +3,10 @@
 import random
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +20,9 @@ from opentinker_core.policies.residency.types import ResidencyError
 from tests.disks import make_read_only, small_disk
 from tests.policies.residency_values import Disk, State, read, write
 from tests.policies.residency_worker import NAMES, SIZE
+from tests.processes import worker
+
+WORKER = "tests.policies.residency_worker"
 
 
 def save(states: LocalStates, key: str, step: int, size: int = 8) -> None:
@@ -181,22 +182,6 @@ def test_readers_and_writers_of_a_key_wait_for_each_other(tmp_path: Path) -> Non
         assert reader.result() == 2
 
 
-@contextmanager
-def worker(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.policies.residency_worker", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("place", "left"),
@@ -205,10 +190,8 @@ def line_of(process: subprocess.Popen[str]) -> str:
 def test_killed_at(place: str, left: int | None, tmp_path: Path) -> None:
     states = LocalStates(tmp_path)
     save(states, "a", 1, SIZE)
-    with worker("stop", tmp_path, place) as process:
-        assert line_of(process) == "stopped"
-        process.kill()
-        process.wait()
+    with worker(WORKER, "stop", tmp_path, place) as process:
+        assert process.line() == "stopped"
     assert len(directories(tmp_path)) == (1 if left is None else 2)
     if left is None:
         assert not states.exists("a")
@@ -222,13 +205,13 @@ def test_killed_at(place: str, left: int | None, tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     save(LocalStates(tmp_path), "a", 1, SIZE)
-    with worker("stop", tmp_path, "half written") as holder:
-        assert line_of(holder) == "stopped"
-        with worker("save", tmp_path, 3) as waiting:
+    with worker(WORKER, "stop", tmp_path, "half written") as holder:
+        assert holder.line() == "stopped"
+        with worker(WORKER, "save", tmp_path, 3) as waiting:
             with pytest.raises(subprocess.TimeoutExpired):
                 waiting.wait(0.5)
             holder.kill()
-            assert line_of(waiting) == "saved"
+            assert waiting.line() == "saved"
     assert step_of(LocalStates(tmp_path), "a") == 3
 
 
@@ -240,12 +223,10 @@ def test_kills_in_the_middle_of_write_backs(tmp_path: Path) -> None:
     draws = random.Random(3)
     torn = 0
     for round_ in range(15):
-        with worker("run", tmp_path, round_) as process:
-            lines = [line_of(process) for _ in range(draws.randint(1, 12))]
+        with worker(WORKER, "run", tmp_path, round_) as process:
+            lines = [process.line() for _ in range(draws.randint(1, 12))]
             time.sleep(draws.random() / 200)
-            process.kill()
-            assert process.stdout is not None
-            lines += process.stdout.read().splitlines()
+            lines += process.kill()
         for line in lines:
             name, step = line.split()
             known[name] = int(step)

@@ -1,17 +1,15 @@
 """Several processes at one store: one winner, nothing torn, one download."""
 
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 
 from opentinker_core.snapshots.cache import SnapshotCache
 from opentinker_core.snapshots.protocol import SnapshotError, SnapshotKind
+from tests.processes import Worker, worker
 from tests.snapshots.conftest import Place
 
 pytestmark = pytest.mark.processes
@@ -27,41 +25,19 @@ def directory(parent: Path, name: str, filling: bytes) -> Path:
     return folder
 
 
-@contextmanager
-def worker(place: Place, source: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    arguments = (place.uri, str(place.cache), place.endpoint, "/".join(KEY), str(source), *options)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.snapshots.worker", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def say_go(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
+def publisher(place: Place, source: Path, *options: str) -> AbstractContextManager[Worker]:
+    arguments = (place.uri, place.cache, place.endpoint, "/".join(KEY), source, *options)
+    return worker("tests.snapshots.worker", *arguments)
 
 
 def test_of_concurrent_processes_one_wins(place: Place, tmp_path: Path) -> None:
     sources = [directory(tmp_path, f"source-{n}", bytes([65 + n])) for n in range(4)]
     with ExitStack() as stack:
-        workers = [stack.enter_context(worker(place, source)) for source in sources]
-        assert [line_of(process) for process in workers] == ["ready"] * 4
+        workers = [stack.enter_context(publisher(place, source)) for source in sources]
+        assert [process.line() for process in workers] == ["ready"] * 4
         for process in workers:
-            say_go(process)
-        answers = [line_of(process) for process in workers]
+            process.say("go")
+        answers = [process.line() for process in workers]
     winners = [n for n, answer in enumerate(answers) if answer != "conflict"]
     assert len(winners) == 1
     winning = sources[winners[0]]
@@ -76,12 +52,10 @@ def test_a_writer_killed_in_the_middle_leaves_nothing_visible(
     place: Place, tmp_path: Path, write: int
 ) -> None:
     source = directory(tmp_path, "source", b"x")
-    with worker(place, source, str(write)) as process:
-        assert line_of(process) == "ready"
-        say_go(process)
-        assert line_of(process) == "stopped"
-        process.kill()
-        process.wait()
+    with publisher(place, source, str(write)) as process:
+        assert process.line() == "ready"
+        process.say("go")
+        assert process.line() == "stopped"
     assert not place.blobs().exists("/".join(KEY) + "/manifest.json")
     for key in place.blobs().list():
         with pytest.raises(SnapshotError, match="no such snapshot"):
@@ -91,10 +65,10 @@ def test_a_writer_killed_in_the_middle_leaves_nothing_visible(
 
 
 def test_other_content_takes_the_key_of_a_killed_writer(place: Place, tmp_path: Path) -> None:
-    with worker(place, directory(tmp_path, "killed", b"x"), "3") as process:
-        assert line_of(process) == "ready"
-        say_go(process)
-        assert line_of(process) == "stopped"
+    with publisher(place, directory(tmp_path, "killed", b"x"), "3") as process:
+        assert process.line() == "ready"
+        process.say("go")
+        assert process.line() == "stopped"
     other = directory(tmp_path, "other", b"y")
     snapshot = place.store().publish(KEY, SnapshotKind.CHECKPOINT, other)
     fetched = place.store().fetch(snapshot.uri, snapshot.digest)
