@@ -276,7 +276,8 @@ class Trainer:
                 self._run([*running.values()])
             results = {index: one.result() for index, one in running.items()}
             for one in running.values():
-                self._give(one)
+                self._states.mark_dirty(one.batch.policy)
+                one.state.accumulate(one.gradient)
         return {**refused, **results}
 
     def optim_step(self, policy: str, config: OptimizerConfig) -> dict[str, float]:
@@ -303,14 +304,15 @@ class Trainer:
         if len({datum.weights_N is None for datum in batch.datums}) > 1:
             raise TrajectoryError("datums", "weights and advantages mixed", "one kind of signal a batch")
         micro = self._micro_batches(batch.datums)
-        return _Running(batch, leases.enter_context(self._states.lease(batch.policy)), micro)
-
-    def _give(self, running: "_Running") -> None:
-        """Add the gradient to those that its policy has accumulated."""
-        policy = running.batch.policy
-        self._states.mark_dirty(policy)
-        running.state.accumulate(running.gradient)
-        self._states.resized(policy)
+        with ExitStack() as own:
+            state = own.enter_context(self._states.lease(batch.policy))
+            own.callback(self._states.resized, batch.policy)
+            self._states.reserve(
+                batch.policy, state.adapter.nbytes
+            )  # the gradient, which is its own at first
+            running = _Running(batch, state, micro)
+            leases.enter_context(own.pop_all())
+        return running
 
     def _add_references(self, running: Sequence[_Running]) -> None:
         wanting = [one for one in running if one.batch.with_reference]

@@ -292,6 +292,22 @@ def test_growth_within_a_lease_pushes_others_out() -> None:
     assert tier.statistics().bytes <= 32
 
 
+def test_room_for_growth_is_made_before_it() -> None:
+    tier = HostTier(Shelf(a=1, b=2, c=3), 48, timeout_s=0)
+    for key in "abc":
+        step_of(tier, key)
+    with tier.lease("a") as a:
+        tier.reserve("a", 32)
+        assert (tier.resident(), tier.statistics().bytes) == (["a"], 48)
+        with pytest.raises(ResidencyError, match="'a': 49 bytes; accepted: at most the 48"):
+            tier.reserve("a", 1)
+        a.moments = bytes(24)
+        tier.resized("a")
+        with tier.lease("b"), pytest.raises(NoRoomError, match="1 bytes are needed, 0 of 48 are free"):
+            tier.reserve("a", 1)
+        assert tier.statistics().bytes == 48
+
+
 def test_growth_during_a_load_does_not_take_its_room_away() -> None:
     class Interfering(Shelf):
         def load(self, key: str) -> State:
@@ -470,7 +486,7 @@ def test_a_put_replaces_what_the_key_had() -> None:
 
 def test_changes_are_announced_within_a_lease_of_the_whole() -> None:
     tier = HostTier(Shelf(a=1), 16)
-    for call in (tier.mark_dirty, tier.resized):
+    for call in (tier.mark_dirty, tier.resized, lambda key: tier.reserve(key, 1)):
         with pytest.raises(UsageError, match="'a': nobody leases the whole value"):
             call("a")
         with tier.lease("a", whole=False), pytest.raises(UsageError, match="nobody leases the whole value"):

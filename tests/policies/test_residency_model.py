@@ -109,6 +109,24 @@ class TierMachine(RuleBasedStateMachine):
                 held.value.weights, held.value.moments = self.oracle[key] = content
                 self.resize(key)
 
+    @rule(key=keys, content=contents)
+    def change_within_the_budget(self, key: str, content: tuple[bytes, bytes]) -> None:
+        if held := self.lease(key, whole=True):
+            more = max(0, sum(map(len, content)) - self.size(key))
+            wanted = self.least_bytes(without=key) + self.size(key) + more
+            with held.stack:
+                try:
+                    self.tier.reserve(key, more)
+                except NoRoomError:
+                    assert wanted > BUDGET
+                except ResidencyError:
+                    assert self.shelf.full or self.size(key) + more > BUDGET
+                else:
+                    self.tier.mark_dirty(key)
+                    held.value.weights, held.value.moments = self.oracle[key] = content
+                    self.tier.resized(key)
+                    assert not more or self.tier.statistics().bytes <= BUDGET
+
     def resize(self, key: str) -> None:
         """Growth that is there already may exceed the budget: where leases or a full disk forbid eviction."""
         pinned = self.least_bytes(without=key) + self.size(key)

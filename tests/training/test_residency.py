@@ -215,7 +215,7 @@ def test_more_policies_than_fit_take_turns(scarce: str, base: Base, tmp_path: Pa
         statistics = tier.statistics()
         assert statistics.evictions > 12
         assert statistics.pinned_bytes == 0
-        assert statistics.peak_bytes <= 2 * tier.budget, "states, and of each at most one gradient more"
+        assert statistics.peak_bytes <= tier.budget + ROW, "a first step brings moments, a row more"
 
 
 def test_the_base_model_takes_its_turn_once(base: Base, tmp_path: Path) -> None:
@@ -276,15 +276,14 @@ def test_a_policy_larger_than_the_memory_is_refused_alone(base: Base, tmp_path: 
 def test_what_was_done_is_not_reported_as_failed_when_others_cannot_be_saved(
     base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a client would do it again: a gradient given twice, a step taken twice."""
-    done = [Kind.CREATE, Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP]
-    steps, other, third = sorted(
-        POLICIES[:20], key=lambda policy: [operation.kind for operation in operations(policy)[:3]] != done
-    )[:3]
-    oracle, goals = Oracle(base, tmp_path), Counter({steps: 3, other: 1})
+    """Or a client would take a step twice; what has not been done is refused before it begins."""
+    oracle, goals = Oracle(base, tmp_path), Counter(p1=3, p3=1)
     oracle.run(goals)
-    size = oracle.state(steps).adapter.nbytes + oracle.state(other).adapter.nbytes
-    tier = base.states(tmp_path / "states", size)
+    kinds = [operation.kind for operation in operations("p1")[:3]]
+    assert kinds == [Kind.CREATE, Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP]
+    row, other_row = (oracle.state(policy).adapter.nbytes for policy in goals)
+    tier = base.states(tmp_path / "states", 4 * row)
+    assert 2 * row + other_row < tier.budget < 3 * row + other_row, "a gradient fits, moments do not"
     runner = Runner(base, base.pool(SLOTS), tmp_path, tier)
     runner.run({policy: operations(policy)[0] for policy in goals})
 
@@ -294,13 +293,14 @@ def test_what_was_done_is_not_reported_as_failed_when_others_cannot_be_saved(
     with monkeypatch.context() as patch:
         patch.setattr(PolicyState, "save", full)
         for index in (1, 2):
-            assert runner.run({steps: operations(steps)[index]}) == {steps: oracle.answers[steps][index]}
-            assert digest_of_state(runner.trainer.state_of(steps)) == oracle.states[steps][index]
-            assert tier.statistics().bytes > tier.budget
-        runner.trainer.discard_gradient(steps)
-        message = rf"'{third}': no room .* '{other}' cannot be saved: .*No space left on device"
+            assert runner.run({"p1": operations("p1")[index]}) == {"p1": oracle.answers["p1"][index]}
+            assert digest_of_state(runner.trainer.state_of("p1")) == oracle.states["p1"][index]
+        assert tier.statistics().bytes > tier.budget
+        message = r"'p1': no room .* 'p3' cannot be saved: .*No space left on device"
         with pytest.raises(ResidencyError, match=message):
-            runner.run({third: operations(third)[0]})
+            runner.run({"p1": operations("p1")[1]})
+        runner.trainer.discard_gradient("p1")
+        assert digest_of_state(runner.trainer.state_of("p1")) == oracle.states["p1"][2]
     tier.flush()
     for policy, goal in goals.items():
         assert oracle.operations_behind(policy, tmp_path / "states") == goal

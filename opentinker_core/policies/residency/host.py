@@ -90,6 +90,20 @@ class HostTier(Generic[T]):
         with self._changed:
             self._leased(key).dirty = True
 
+    def reserve(self, key: str, more: int, *, timeout_s: float | None = None) -> None:
+        """Account `more` bytes, which the holder of a lease is about to take, once others have made room.
+
+        They count as the value's until `resized` is called.
+
+        Raises:
+            UsageError: nobody leases the whole value.
+            NoRoomError, ResidencyError: as in `lease`; nothing is accounted then.
+        """
+        deadline = self._deadline(timeout_s)
+        with self._changed:
+            entry = self._leased(key)
+            self._reserve(entry, entry.size + more, deadline)
+
     def resized(self, key: str) -> None:
         """Account what a value takes now that it has grown or shrunk within a lease.
 
