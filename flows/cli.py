@@ -50,6 +50,11 @@ COMMANDS = {
     "deploy": Lazy(
         "flows.deploy:deploy", "Set up work pool, queues and deployments on a Prefect server.", _HOUSE
     ),
+    "vllm": Lazy(
+        "opentinker_core.commands.vllm:app",
+        "vLLM as a sampler: make its environment, run its servers.",
+        _HOUSE,
+    ),
     "up": Lazy("flows.up:up", "Start the Prefect and MLflow servers of this installation.", _HOUSE),
 }
 

@@ -262,6 +262,37 @@ class EvaluationConfig(Frozen):
     """None: as in the `rl` phase."""
 
 
+class VLLMConfig(Frozen):
+    """vLLM's servers, for `runtime.sampler: vllm` (docs/vllm.md)."""
+
+    urls: tuple[Annotated[str, Field(pattern=r"^https?://")], ...] = ()
+    """Servers that run already, as started by `opentinker vllm up`; none: servers of the run's own."""
+    endpoints: Annotated[int, Field(ge=1, le=64)] = 1
+    """Servers to start."""
+    max_loras: Annotated[int, Field(ge=0, le=256)] = 8
+    """Adapters that a batch may use at once, the zero adapter of base rows included; 0: base model only."""
+    max_lora_rank: Rank = 16
+    """The largest rank of an adapter. Each row pays for it, whatever its adapter's own rank."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto`: as the trainer."""
+    max_model_len: Annotated[int, Field(ge=0)] = 0
+    """Tokens of prompt and completion; 0: the model's context."""
+    gpu_memory: Probability = 0.4
+    """Share of each GPU's memory; the trainer is there too."""
+    cpu_kv_cache_gb: PositiveInt = 1
+    """On CPU, memory for keys and values of each server, in GiB."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """On CPU, threads of each server; 0: the cores, divided between the servers."""
+    max_concurrent: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Completions that are asked for at once."""
+    request_timeout_s: PositiveFloat = 600.0
+    """Time for one completion, after which it is asked for again, elsewhere if there is an elsewhere."""
+    startup_timeout_s: PositiveFloat = 600.0
+    """Time for a server to answer, at first and after it crashed."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of vLLM's server, such as `--tensor-parallel-size=2`."""
+
+
 class RuntimeConfig(Frozen):
     """Where and how the model runs."""
 
@@ -284,6 +315,9 @@ class RuntimeConfig(Frozen):
     """Memory for policies' training states; those used least recently wait on local disk."""
     snapshot_memory_gb: PositiveFloat = 1.0
     """Memory for the adapters of sampled versions; others are read from their snapshots again."""
+    sampler: Literal["native", "vllm"] = "native"
+    """What generates tokens: the runtime's own model, or vLLM's servers."""
+    vllm: VLLMConfig = VLLMConfig()
 
 
 class RecordConfig(Frozen):

@@ -8,7 +8,7 @@ dropped.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +59,23 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def write_peft(adapter: Adapter, directory: Path, base_model: str) -> None:
     """Write `adapter` below `directory` (created); the bytes depend on nothing but the arguments."""
+    factors = {name: (layer.A_RK, layer.Bt_RN.T) for name, layer in adapter.factors.items()}
+    write_factors(factors, adapter.config, directory, base_model)
+
+
+def write_factors(
+    factors: Mapping[str, tuple[Tensor, Tensor]], config: LoRAConfig, directory: Path, base_model: str
+) -> None:
+    """Write the factors A (R, K) and B (N, R) of each layer, by module name, as an adapter of `config`."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for name, factors in adapter.factors.items():
+    for name, (A_RK, B_NR) in factors.items():
         key_A, key_B = _keys(name)
-        tensors[key_A] = factors.A_RK.detach().cpu().contiguous()
-        tensors[key_B] = factors.Bt_RN.detach().cpu().T.contiguous()
+        tensors[key_A] = A_RK.detach().cpu().contiguous()
+        tensors[key_B] = B_NR.detach().cpu().contiguous()
     save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
-    lora = adapter.config.model_dump(mode="json")
-    config = {
+    lora = config.model_dump(mode="json")
+    stored = {
         "base_model_name_or_path": base_model,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -78,7 +86,7 @@ def write_peft(adapter: Adapter, directory: Path, base_model: str) -> None:
         "task_type": "CAUSAL_LM",
         "use_dora": False,
     } | {theirs: lora[ours] for theirs, ours in _FIELDS.items()}
-    (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (directory / CONFIG_FILE).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n")
 
 
 def read_peft(directory: Path, model: ModelLayout, device: torch.device | str = "cpu") -> Adapter:

@@ -28,6 +28,9 @@ from opentinker_core.runtime.executor import EngineExecutor
 from opentinker_core.runtime.scheduler import Scheduler
 from opentinker_core.runtime.scheduler_statistics import Statistics
 from opentinker_core.sampling.native import NativeSampler
+from opentinker_core.sampling.protocol import Sampler
+from opentinker_core.sampling.vllm.opening import open_sampler
+from opentinker_core.sampling.vllm.sampler import VLLMSampler
 from opentinker_core.training.residency import states_on_disk
 from opentinker_core.training.trainer import LayoutSettings, Trainer
 
@@ -37,7 +40,7 @@ FetchSnapshot = Callable[[str, str], Path]
 class SharedEngine:
     """A loaded base model with its queue. The weights are shared; policies only add adapters."""
 
-    def __init__(self, source: ModelSource, config: RuntimeConfig, fetch: FetchSnapshot) -> None:
+    def __init__(self, source: ModelSource, config: RuntimeConfig, home: Path, fetch: FetchSnapshot) -> None:
         place = placement(config)
         model = load_model(source, place.device, place.dtype)
         self.source = source
@@ -63,15 +66,32 @@ class SharedEngine:
             trainer.read_adapter,
             memory=int(config.snapshot_memory_gb * 1e9),
         )
+        self.vllm: VLLMSampler | None = None
+        """What samples instead, for all tenants: its servers have queues of their own."""
+        if config.sampler == "vllm":
+            self.vllm = open_sampler(
+                source,
+                config.vllm,
+                home,
+                device=place.device,
+                dtype=self.dtype,
+                layout=self.linears,
+                max_context=self.max_context,
+                fetch=fetch,
+                read_adapter=trainer.read_adapter,
+            )
+            self.max_context = self.vllm.max_context
         limits = BatchLimits(slots=config.adapter_slots)
         self.scheduler = Scheduler(EngineExecutor(trainer, sampler), limits)
         # The thread keeps the model alive, not this object: it ends with the last who holds it.
-        self.close = weakref.finalize(self, _close, self.scheduler, scratch)
+        self.close = weakref.finalize(self, _close, self.scheduler, scratch, self.vllm)
 
 
-def _close(scheduler: Scheduler, scratch: "TemporaryDirectory[str]") -> None:
+def _close(scheduler: Scheduler, scratch: "TemporaryDirectory[str]", vllm: VLLMSampler | None) -> None:
     scheduler.close()
     scratch.cleanup()
+    if vllm is not None:
+        vllm.close()
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +100,7 @@ class Engine:
 
     shared: SharedEngine
     trainer: TrainerClient
-    sampler: SamplerClient
+    sampler: Sampler
 
     @property
     def source(self) -> ModelSource:
@@ -129,5 +149,6 @@ def open_engine(
     with _opening:
         shared = _shared.get(key)
         if shared is None:
-            shared = _shared[key] = SharedEngine(source, config, fetch)
-    return Engine(shared, TrainerClient(shared.scheduler, tenant), SamplerClient(shared.scheduler, tenant))
+            shared = _shared[key] = SharedEngine(source, config, home, fetch)
+    sampler = shared.vllm or SamplerClient(shared.scheduler, tenant)
+    return Engine(shared, TrainerClient(shared.scheduler, tenant), sampler)
