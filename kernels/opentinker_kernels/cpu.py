@@ -17,13 +17,14 @@ differently and multiplies other segments' factors by zero, so it needs finite f
 where the plan does not ask for invariance.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from opentinker_kernels.plan import RoutingPlan
+from opentinker_kernels.plan import RoutingPlan, Segment
 from opentinker_kernels.reference import sliced
 
 _DENSE_RANKS = 512
@@ -41,7 +42,12 @@ class _Run:
     length: int
     segments: slice
     slots: slice | Tensor
-    """Their slots: a slice where these are consecutive, which spares a copy of the factors."""
+    """Their slots: a slice where these are consecutive or one, which spares a copy of the factors."""
+
+    def factors(self, W_SRD: Tensor) -> Tensor:
+        """The factors of each, (n, R, D)."""
+        W_nRD = W_SRD[self.slots]
+        return W_nRD if len(W_nRD) == self.n else W_nRD.expand(self.n, -1, -1)
 
     def batched(self, tensor_PD: Tensor) -> Tensor:
         """Its rows of a tensor in sorted order, (n, length, D)."""
@@ -52,14 +58,14 @@ def shrink(x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ..
     """See `reference.shrink`."""
     if (run := _only_run(plan)) and not slices:
         x_nLD = run.batched(x_TD).to(W_SRD.dtype)
-        return torch.bmm(x_nLD, W_SRD[run.slots].transpose(1, 2)).flatten(0, 1)
+        return torch.bmm(x_nLD, run.factors(W_SRD).transpose(1, 2)).flatten(0, 1)
     rank = W_SRD.shape[1]
     x_PD = _sorted(x_TD, plan).to(W_SRD.dtype)
     if _is_dense(plan, rank):
         return _dense_shrink(x_PD, W_SRD, plan, slices)
     u_PR = x_PD.new_empty(plan.n_routed, max(1, len(slices)) * rank)
     for run in _runs(plan):
-        x_nLD, W_nRD, u_nLR = run.batched(x_PD), W_SRD[run.slots], run.batched(u_PR)
+        x_nLD, W_nRD, u_nLR = run.batched(x_PD), run.factors(W_SRD), run.batched(u_PR)
         for features, ranks in sliced(W_SRD.shape[2], rank, slices):
             if slices:
                 u_nLR[:, :, ranks] = torch.bmm(x_nLD[:, :, features], W_nRD[:, :, features].transpose(1, 2))
@@ -73,7 +79,7 @@ def expand_add(
 ) -> None:
     """See `reference.expand_add`."""
     if (run := _only_run(plan)) and not slices and y_TD.dtype == W_SRD.dtype:
-        run.batched(y_TD).baddbmm_(run.batched(u_PR), W_SRD[run.slots])
+        run.batched(y_TD).baddbmm_(run.batched(u_PR), run.factors(W_SRD))
         return
     if not plan.segments:
         return
@@ -84,7 +90,7 @@ def expand_add(
         _dense_expand_add(y_PD, u_PR, W_SRD, plan, slices)
     else:
         for run in _runs(plan):
-            y_nLD, u_nLR, W_nRD = run.batched(y_PD), run.batched(u_PR), W_SRD[run.slots]
+            y_nLD, u_nLR, W_nRD = run.batched(y_PD), run.batched(u_PR), run.factors(W_SRD)
             for features, ranks in sliced(W_SRD.shape[2], W_SRD.shape[1], slices):
                 y_nLD[:, :, features].baddbmm_(u_nLR[:, :, ranks], W_nRD[:, :, features])
     if plan.rows is not None:
@@ -130,7 +136,7 @@ def _find_runs(plan: RoutingPlan) -> list[_Run]:
     segments = plan.segments
     together = not plan.invariant or _batches_are_invariant(torch.get_num_threads())
     for index in range(1, len(segments) + 1):
-        if together and index < len(segments) and segments[index].length == segments[first].length:
+        if together and index < len(segments) and _continues(segments, first, index):
             continue
         members = segments[first:index]
         rows = slice(members[0].start, members[-1].stop)
@@ -144,7 +150,14 @@ def _find_runs(plan: RoutingPlan) -> list[_Run]:
 def _batches_are_invariant(threads: int) -> bool:
     """Whether a matrix of a batched product gets the same bits alone; tried once for a number of threads."""
     generator = torch.Generator().manual_seed(0)
-    for length, inner, outer in ((8, 576, 8), (64, 64, 24), (128, 8, 576), (40, 1536, 16)):
+    for length, inner, outer in (
+        (8, 576, 8),
+        (64, 64, 24),
+        (128, 8, 576),
+        (40, 1536, 16),
+        (1, 576, 8),
+        (1, 16, 576),
+    ):
         left, right, weight = (
             torch.randn(shape, generator=generator)
             for shape in ((4, length, inner), (4, inner, outer), (4, length, outer))
@@ -158,7 +171,18 @@ def _batches_are_invariant(threads: int) -> bool:
     return True
 
 
+def _continues(segments: Sequence[Segment], first: int, index: int) -> bool:
+    """Whether a segment joins the run before it: of one length, and slots that are all the same or none twice
+    in a row (of which each row of a decoding policy, and the rows of many policies, are the cases)."""
+    before, own = segments[index - 1], segments[index]
+    if own.length != before.length:
+        return False
+    return index - first == 1 or (own.slot == before.slot) == (before.slot == segments[index - 2].slot)
+
+
 def _as_slice(slots: list[int]) -> slice | Tensor:
+    if len(set(slots)) == 1:
+        return slice(slots[0], slots[0] + 1)
     if slots == list(range(slots[0], slots[0] + len(slots))):
         return slice(slots[0], slots[0] + len(slots))
     return torch.tensor(slots)

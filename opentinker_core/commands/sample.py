@@ -24,6 +24,7 @@ def sample(
     temperature: Annotated[float, typer.Option(min=0)] = 1.0,
     top_p: Annotated[float, typer.Option(min=1e-6, max=1)] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0: no limit.")] = 0,
+    min_p: Annotated[float, typer.Option(min=0, max=1, help="0: no limit.")] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop after this text; may be given again.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     chat: Annotated[bool, typer.Option("--chat", help="Render PROMPT with the chat template.")] = False,
@@ -41,7 +42,7 @@ def sample(
     engine, ref = _open(version, model)
     renderer = Renderer(engine.tokenizer, "chat" if chat else "plain")
     stops = tuple(stop or ())
-    params = SamplingParams(max_tokens, temperature, top_p, top_k, renderer.stop_token_ids, stops)
+    params = SamplingParams(max_tokens, temperature, top_p, top_k, renderer.stop_token_ids, stops, min_p)
     tokens = tuple(renderer.initial(Observation.user(prompt)))
     seeds = tuple(derive_seed(seed, index) for index in range(samples))
     sequences = engine.sampler.sample([SampleRequest(tokens, params, ref, seeds)])[0]

@@ -100,13 +100,15 @@ class EnvironmentConfig(Frozen):
 
 
 class SamplingConfig(Frozen):
-    """How tokens are drawn. `top_p` and `top_k` truncate the distribution that logprobs refer to."""
+    """How tokens are drawn. `top_p`, `top_k` and `min_p` truncate the distribution that logprobs refer to."""
 
     max_tokens: PositiveInt = 64
     temperature: NonNegativeFloat = 1.0
     top_p: Probability = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     """0: no limit."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """0: no limit; else tokens less likely than this share of the likeliest one are dropped."""
     stop: tuple[str, ...] = ()
     render: Literal["plain", "chat"] = "plain"
     """`chat` renders observations with the model's chat template; `plain` encodes them as text."""
@@ -332,6 +334,22 @@ class RecordConfig(Frozen):
     """Checkpoints kept a run; sampler snapshots are always kept."""
 
 
+class CanaryConfig(Frozen):
+    """A check after each refresh: sampler and trainer must agree about a few sampled tokens."""
+
+    enabled: bool = True
+    threshold: PositiveFloat | None = None
+    """Mean |difference of logprobs| for an alarm; None: what fits the sampler and its number format."""
+    action: Literal["raise", "warn"] = "raise"
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "1+1=2\n3+4=",
+        "The capital of France is",
+        "def add(a, b):\n",
+        "Yes, I",
+    )
+    """What completions are sampled for. Prompts like those of the run show a smaller difference."""
+
+
 class TrainConfig(Frozen):
     """One training run of one policy."""
 
@@ -343,6 +361,7 @@ class TrainConfig(Frozen):
     rl: RLPhase | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    canary: CanaryConfig = CanaryConfig()
     record: RecordConfig = RecordConfig()
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 Axes: B rows, T columns, D hidden features, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from opentinker_core.errors import UsageError
-from opentinker_core.models.attention import FlatRows
+from opentinker_core.models.attention import Layout
 
 ARCHITECTURES = (
     "Gemma3ForCausalLM",
@@ -103,17 +103,15 @@ class Decoder:
             block.training = torch.is_grad_enabled()
         return self.trunk(**inputs).last_hidden_state
 
-    def hidden_of_flat_rows(
-        self, tokens_T: Tensor, positions_T: Tensor, flat_rows: Sequence[FlatRows]
-    ) -> Tensor:
-        """Last hidden states (T, D) of rows that lie end to end, each at the positions given."""
-        # A mask of four dimensions is passed through as it is; `attend` goes by `flat_rows` instead.
+    def hidden_of_flat_row(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+        """Last hidden states (T, D) of sequences that lie end to end, each token at the position given."""
+        # A mask of four dimensions is passed through as it is; `attend` goes by the layout instead.
         unused = torch.empty(1, 1, 0, 0, device=tokens_T.device)
         hidden_1TD = self.hidden(
             input_ids=tokens_T[None],
             position_ids=positions_T[None],
             attention_mask=unused,
-            flat_rows=flat_rows,
+            layout=layout,
             use_cache=False,
         )
         return hidden_1TD[0]

@@ -79,6 +79,10 @@ class FairShares:
                 charged = max(time, min(charged, limit))
             self._times[operation.tenant] = charged
 
+    def reached(self, time: float) -> None:
+        """Say that somebody is served who was served up to `time`: newcomers start no earlier."""
+        self._now = max(self._now, time)
+
     def idle(self) -> None:
         """Say that nothing waits: nobody is ahead of anybody any more."""
         self._now = 0.0
@@ -88,6 +92,21 @@ class FairShares:
 def cost(operation: Operation[Any]) -> int:
     """What an operation costs its tenant, in tokens."""
     return operation.tokens + OPERATION_COST
+
+
+def join_streams(
+    lanes: Mapping[Lane, Sequence[Entry]],
+    shares: FairShares,
+    limits: BatchLimits,
+    running: Sequence[Operation[Any]],
+) -> Batch | None:
+    """Those heads of `lanes` that have room beside the streams that run; None: there are none."""
+    kinds = {operation.kind for operation in running}
+    for kind in kinds:
+        batch = _fill(lanes, kind, shares, limits, running)
+        if batch.entries:
+            return batch
+    return None
 
 
 def form_batch(lanes: Mapping[Lane, Sequence[Entry]], shares: FairShares, limits: BatchLimits) -> Batch:
@@ -103,7 +122,11 @@ def form_batch(lanes: Mapping[Lane, Sequence[Entry]], shares: FairShares, limits
 
 
 def _fill(
-    lanes: Mapping[Lane, Sequence[Entry]], kind: Kind, shares: FairShares, limits: BatchLimits
+    lanes: Mapping[Lane, Sequence[Entry]],
+    kind: Kind,
+    shares: FairShares,
+    limits: BatchLimits,
+    running: Sequence[Operation[Any]] = (),
 ) -> Batch:
     """Fill a batch, always from the tenant that had least, of it the oldest operation."""
     lines = {lane: iter(entries) for lane, entries in lanes.items() if entries[0].operation.kind is kind}
@@ -113,7 +136,9 @@ def _fill(
         heappush(heads.setdefault(tenant, []), (head.number, head))
     tenants = [(shares.time_of(tenant), waiting[0][0], tenant) for tenant, waiting in heads.items()]
     heapify(tenants)
-    filling = _Filling(kind, limits)
+    filling = _Filling(kind, limits, is_empty=not running)
+    for operation in running:
+        filling.count(operation)
     while tenants and not filling.is_full:
         time, _, tenant = heappop(tenants)
         _, entry = heappop(heads[tenant])
@@ -134,6 +159,8 @@ class _Filling:
 
     kind: Kind
     limits: BatchLimits
+    is_empty: bool
+    """Whether the next is the first."""
     entries: list[Entry] = field(default_factory=list)
     refused_any: bool = False
     _adapters: set[str] = field(default_factory=set)
@@ -152,12 +179,19 @@ class _Filling:
         operation = entry.operation
         needs_slot = operation.subject != BASE and operation.subject not in self._adapters
         no_slot = needs_slot and len(self._adapters) == self.limits.slots
-        size = self._size + (operation.sequences if self.kind is Kind.SAMPLE else operation.tokens)
-        if self.entries and (no_slot or size > self._capacity):
+        if not self.is_empty and (no_slot or self._size + self._size_of(operation) > self._capacity):
             self.refused_any = True
             return False
         self.entries.append(entry)
-        self._size = size
-        if needs_slot:
-            self._adapters.add(operation.subject)
+        self.count(operation)
         return True
+
+    def count(self, operation: Operation[Any]) -> None:
+        """Account what is in the batch."""
+        self.is_empty = False
+        self._size += self._size_of(operation)
+        if operation.subject != BASE:
+            self._adapters.add(operation.subject)
+
+    def _size_of(self, operation: Operation[Any]) -> int:
+        return operation.sequences if self.kind is Kind.SAMPLE else operation.tokens

@@ -84,6 +84,10 @@ class SamplerClient:
         """See `Sampler.refresh`."""
         self._scheduler.call(Operation[None](Kind.REFRESH, self._tenant, version, (snapshot_uri, digest)))
 
+    def release(self, version: str) -> None:
+        """See `Sampler.release`."""
+        self._scheduler.call(Operation[None](Kind.RELEASE, self._tenant, version))
+
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[SampledSequence]]:
         """See `Sampler.sample`."""
         by_version: dict[str, list[int]] = {}
@@ -94,9 +98,14 @@ class SamplerClient:
             for indices in by_version.values()
         ]
         results: list[list[SampledSequence]] = [[] for _ in requests]
-        for indices, future in futures:
-            for index, sequences in zip(indices, future.result(), strict=True):
-                results[index] = sequences
+        try:
+            for indices, future in futures:
+                for index, sequences in zip(indices, future.result(), strict=True):
+                    results[index] = sequences
+        except BaseException:
+            for _, future in futures:
+                self._scheduler.withdraw(future)
+            raise
         return results
 
     def _operation(self, requests: Sequence[SampleRequest]) -> Operation[list[list[SampledSequence]]]:

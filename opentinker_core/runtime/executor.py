@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from opentinker_core.errors import UsageError
-from opentinker_core.runtime.operations import Kind, Operation
+from opentinker_core.runtime.operations import Kind, Operation, Progress, Running
+from opentinker_core.sampling.generation import Ticket
 from opentinker_core.sampling.native import NativeSampler
 from opentinker_core.sampling.protocol import BASE, SampleRequest
 from opentinker_core.training.trainer import Trainer
@@ -15,6 +16,7 @@ class EngineExecutor:
 
     def __init__(self, trainer: Trainer, sampler: NativeSampler) -> None:
         self._trainer, self._sampler = trainer, sampler
+        self._tickets: dict[Operation[Any], list[Ticket]] = {}
 
     def execute(self, operations: Sequence[Operation[Any]]) -> Sequence[object]:
         """Run operations of one kind; those that can be fused go through the base model together."""
@@ -25,7 +27,7 @@ class EngineExecutor:
                 asked = [(None if o.subject == BASE else o.subject, o.payload) for o in operations]
                 return self._trainer.forward_all(asked)
             case Kind.SAMPLE:
-                return self._sample(operations)
+                return [self._begin(operation) for operation in operations]
             case _:
                 return [self._alone(operation) for operation in operations]
 
@@ -33,22 +35,50 @@ class EngineExecutor:
         """Forget what `policy` has accumulated, if it has a state."""
         self._trainer.discard_gradient(policy)
 
-    def _sample(self, operations: Sequence[Operation[Any]]) -> list[object]:
-        outcomes: list[object] = [self._refusal(operation.payload) for operation in operations]
-        accepted = [i for i, refusal in enumerate(outcomes) if refusal is None]
-        requests: list[SampleRequest] = [r for i in accepted for r in operations[i].payload]
-        answers = iter(self._sampler.sample(requests) if requests else [])
-        for i in accepted:
-            outcomes[i] = [next(answers) for _ in operations[i].payload]
-        return outcomes
+    def advance(self) -> list[Progress]:
+        """See `Executor.advance`: one step of the sampler's running batch."""
+        try:
+            self._sampler.step()
+        except Exception:
+            self._tickets.clear()
+            raise
+        return [self._progress(operation) for operation in list(self._tickets)]
 
-    def _refusal(self, requests: Sequence[SampleRequest]) -> UsageError | None:
+    def finish(self, operation: Operation[Any]) -> object:
+        """See `Executor.finish`."""
+        try:
+            return self._sampler.sample(operation.payload)
+        except Exception as error:  # noqa: BLE001 - it is the operation's outcome
+            return error
+
+    def drop(self, operation: Operation[Any]) -> None:
+        """See `Executor.drop`."""
+        for ticket in self._tickets.pop(operation, ()):
+            self._sampler.cancel(ticket)
+
+    def _begin(self, operation: Operation[Any]) -> object:
+        requests: Sequence[SampleRequest] = operation.payload
         try:
             for request in requests:
                 self._sampler.check(request)
         except UsageError as error:
             return error
-        return None
+        if not requests:
+            return []
+        self._tickets[operation] = [self._sampler.submit(request) for request in requests]
+        return Running.RUNNING
+
+    def _progress(self, operation: Operation[Any]) -> Progress:
+        tickets = self._tickets[operation]
+        tokens = sum(ticket.tokens for ticket in tickets)
+        errors = [ticket.outcome for ticket in tickets if isinstance(ticket.outcome, Exception)]
+        if errors:
+            self.drop(operation)
+            return Progress(operation, tokens, errors[0])
+        if any(ticket.outcome is None for ticket in tickets):
+            return Progress(operation, tokens, Running.RUNNING)
+        del self._tickets[operation]
+        return Progress(operation, tokens, [ticket.outcome for ticket in tickets])
 
     def _alone(self, operation: Operation[Any]) -> object:
         try:
@@ -65,5 +95,6 @@ class EngineExecutor:
             Kind.SAVE: lambda: trainer.save_checkpoint(subject, payload),
             Kind.PUBLISH: lambda: trainer.publish_snapshot(subject, payload),
             Kind.REFRESH: lambda: self._sampler.refresh(subject, *payload),
+            Kind.RELEASE: lambda: self._sampler.release(subject),
         }
         return calls[operation.kind]()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 from opentinker_core.errors import OpenTinkerError, UsageError
@@ -34,6 +34,8 @@ class Kind(StrEnum):
     """Completions by one version, or by the base model."""
     REFRESH = "refresh"
     """Makes a version available for sampling."""
+    RELEASE = "release"
+    """Says that a version is not asked for again."""
 
 
 FUSED = frozenset({Kind.FORWARD_BACKWARD, Kind.FORWARD, Kind.OPTIM_STEP, Kind.SAMPLE})
@@ -78,6 +80,23 @@ class Operation(Generic[Result]):
         return (self.tenant, self.subject)
 
 
+class Running(Enum):
+    """The outcome of an operation that goes on: `Executor.advance` moves it, and gives its outcome later."""
+
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """How far an operation has got that goes on."""
+
+    operation: Operation[Any]
+    tokens: int
+    """That it put through the base model since it began."""
+    outcome: object
+    """Its result, the exception it failed with, or `Running.RUNNING`."""
+
+
 class Executor(Protocol):
     """Does the work: called by one thread, one call at a time."""
 
@@ -85,9 +104,10 @@ class Executor(Protocol):
         """Run one operation, or several of one kind, in order (of one lane: as they stand).
 
         Returns:
-            Of each operation its result, or the exception it failed with. A failed operation leaves
-            nothing behind: no gradients, no new state, no visible files. The one exception is an
-            `optim_step` whose error is not a `UsageError`: its policy's state counts as spoilt.
+            Of each operation its result, the exception it failed with, or `Running.RUNNING`. A failed
+            operation leaves nothing behind: no gradients, no new state, no visible files. The one
+            exception is an `optim_step` whose error is not a `UsageError`: its policy's state counts as
+            spoilt.
 
         Raises:
             Exception: the batch could not run, and nothing of it was done: a `forward_backward` has
@@ -100,6 +120,23 @@ class Executor(Protocol):
 
     def discard_gradients(self, policy: str) -> None:
         """Forget the gradients `policy` has accumulated; no error if it has none, or no state."""
+        ...
+
+    def advance(self) -> Sequence[Progress]:
+        """Move all operations that go on by one step, and say of each how far it is.
+
+        Raises:
+            Exception: the step could not run, and none of them goes on. They are then run again, one by
+                one and to their ends, by `finish`.
+        """
+        ...
+
+    def finish(self, operation: Operation[Any]) -> object:
+        """Run one operation that could go on to its end; gives its result or exception."""
+        ...
+
+    def drop(self, operation: Operation[Any]) -> None:
+        """End an operation that goes on; no outcome is given."""
         ...
 
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from opentinker_core.errors import OpenTinkerError
-from opentinker_core.runtime.batching import Batch, BatchLimits, FairShares, form_batch
+from opentinker_core.runtime.batching import Batch, BatchLimits, FairShares, form_batch, join_streams
 from opentinker_core.runtime.chains import Chains
 from opentinker_core.runtime.company import Company
 from opentinker_core.runtime.operation_queue import DEFAULT_BOUNDS, Entry, OperationQueue, QueueBounds
@@ -27,8 +27,10 @@ from opentinker_core.runtime.operations import (
     Executor,
     Operation,
     Result,
+    Running,
 )
 from opentinker_core.runtime.scheduler_statistics import Statistics, Tally
+from opentinker_core.runtime.streams import Streams
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class Scheduler:
         self._tally = Tally()
         self._numbers = count()
         self._running: dict[int, Entry] = {}
+        self._streams = Streams()
+        self._withdrawn: set[Future[Any]] = set()
         self._company = Company(company_seconds)
         self._closed_because: str | None = None
         self._worker = threading.Thread(target=self._work, name="opentinker-engine", daemon=True)
@@ -105,9 +109,20 @@ class Scheduler:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # it waits still if this is an interrupt
+            self.withdraw(future)  # it is not done if this is an interrupt
             self.acknowledge(operation)
             raise
+
+    def withdraw(self, future: Future[Any]) -> None:
+        """Say that nobody wants the result: what waits is cancelled, what decodes ends early.
+
+        Nothing happens to others that run.
+        """
+        if future.cancel():
+            return
+        with self._changed:
+            if any(entry.future is future for entry in self._streams.entries):
+                self._withdrawn.add(future)
 
     def acknowledge(self, operation: Operation[Any]) -> None:
         """Say that its client knows that `operation` failed, and goes on from there (see `chains`)."""
@@ -127,6 +142,8 @@ class Scheduler:
         with self._changed:
             self._closed_because = self._closed_because or "the engine is closed"
             waiting = [] if drain else self._queue.take_all()
+            if not drain:
+                self._withdrawn.update(entry.future for entry in self._streams.entries)
             self._changed.notify_all()
         for entry in waiting:
             entry.future.cancel()
@@ -153,9 +170,14 @@ class Scheduler:
             raise
 
     def _next(self) -> Batch | None:
-        """Wait for something to run and take it from the queue; None: closed, and nothing waits."""
+        """Wait for something to run and take it from the queue; None: closed, and nothing waits.
+
+        A batch without entries is a step of the streams.
+        """
         with self._changed:
             while True:
+                if len(self._streams):
+                    return self._taken(self._beside_streams())
                 if not len(self._queue):
                     self._shares.idle()
                     if self._closed_because:
@@ -165,27 +187,99 @@ class Scheduler:
                 batch = form_batch(self._queue.lanes, self._shares, self._limits)
                 patience = self._company.patience() if batch.has_room and not self._closed_because else 0.0
                 if patience <= 0:
-                    self._queue.take(batch.entries)
-                    self._running = {entry.number: entry for entry in batch.entries}
-                    self._changed.notify_all()
-                    return batch
+                    return self._taken(batch)
                 self._changed.wait(patience)
+
+    def _beside_streams(self) -> Batch:
+        """What runs next while streams do: what joins them, a batch whose turn comes before, or a step."""
+        lanes, running = self._queue.lanes, self._streams.operations
+        if joining := join_streams(lanes, self._shares, self._limits, running):
+            return joining
+        kinds = {operation.kind for operation in running}
+        others = {lane: entries for lane, entries in lanes.items() if entries[0].operation.kind not in kinds}
+        turn = self._streams.turn()
+        if others:
+            batch = form_batch(others, self._shares, self._limits)
+            first = min(batch.entries, key=lambda entry: entry.number)
+            if (self._shares.time_of(batch.entries[0].operation.tenant), first.number) < turn:
+                return batch
+        self._shares.reached(turn[0])
+        return Batch((), has_room=True)
+
+    def _taken(self, batch: Batch) -> Batch:
+        self._queue.take(batch.entries)
+        self._running |= {entry.number: entry for entry in batch.entries}
+        self._changed.notify_all()
+        return batch
 
     def _run_next(self) -> bool:
         batch = self._next()
         if batch is None:
             return False
+        if batch.entries:
+            self._run_batch(batch)
+        else:
+            self._advance()
+        return True
+
+    def _run_batch(self, batch: Batch) -> None:
         first = batch.entries[0].operation
         entries = [entry for entry in batch.entries if self._starts(entry)]
         with self._changed:
+            starts = {entry.number: self._shares.time_of(entry.operation.tenant) for entry in entries}
             self._shares.served(first.tenant, [entry.operation for entry in entries])
             if entries:
                 self._tally.ran(first.kind, len(entries))
         for entry, outcome in zip(entries, self._outcomes(entries), strict=True):
-            self._settle(entry, outcome)
+            if outcome is Running.RUNNING:
+                with self._changed:
+                    self._streams.begin(entry, starts[entry.number])
+            else:
+                self._settle(entry, outcome)
         with self._changed:
             self._company.answered([entry.operation for entry in entries], self._queue.lanes.keys())
-        return True
+
+    def _advance(self) -> None:
+        """A step of the streams."""
+        self._drop_withdrawn()
+        with self._changed:
+            running = self._streams.entries
+            if running:
+                self._tally.ran(running[0].operation.kind, len(running))
+        if not running:
+            return
+        try:
+            progress = self._executor.advance()
+        except Exception as error:  # noqa: BLE001 - it is the operations' outcome
+            for entry in running:
+                self._end_stream(entry, error if len(running) == 1 else self._finish(entry))
+            return
+        with self._changed:
+            noted = self._streams.note(progress)
+        for entry, one in noted:
+            if one.outcome is not Running.RUNNING:
+                self._end_stream(entry, one.outcome)
+
+    def _finish(self, entry: Entry) -> object:
+        try:
+            return self._executor.finish(entry.operation)
+        except Exception as error:  # noqa: BLE001 - it is the operation's outcome
+            return error
+
+    def _end_stream(self, entry: Entry, outcome: object) -> None:
+        with self._changed:
+            self._streams.end(entry)
+        self._settle(entry, outcome)
+        with self._changed:
+            self._company.answered([entry.operation], self._queue.lanes.keys())
+
+    def _drop_withdrawn(self) -> None:
+        with self._changed:
+            dropped = [entry for entry in self._streams.entries if entry.future in self._withdrawn]
+            self._withdrawn.clear()
+        for entry in dropped:
+            self._executor.drop(entry.operation)
+            self._end_stream(entry, ClosedError(f"{entry.operation}: nobody waits for it any more"))
 
     def _starts(self, entry: Entry) -> bool:
         """Whether `entry` is to be run; one that is cancelled or must not be run is settled."""

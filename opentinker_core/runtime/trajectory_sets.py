@@ -47,6 +47,7 @@ class TrajectorySets:
                 sampling.top_k,
                 renderer.stop_token_ids,
                 sampling.stop,
+                sampling.min_p,
             ),
             stop=sampling.stop,
             max_turns=max_turns,

@@ -1,11 +1,13 @@
 """What a sampler is. Nouns: SampleRequest, SampledSequence, Sampler."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from opentinker_core.errors import UsageError
 from opentinker_core.trajectories.types import StopReason
 
 BASE = "base"
@@ -16,8 +18,8 @@ BASE = "base"
 class SamplingParams:
     """How tokens of one request are drawn.
 
-    `temperature` 0 means greedy. `top_k` 0 and `top_p` 1 mean no truncation. Generation stops
-    after any of `stop_token_ids`, or when the decoded text of the turn contains one of `stop`.
+    `temperature` 0 means greedy. `top_k` 0, `top_p` 1 and `min_p` 0 mean no truncation. Generation
+    stops after any of `stop_token_ids`, or when the decoded text of the turn contains one of `stop`.
     """
 
     max_tokens: int
@@ -26,6 +28,19 @@ class SamplingParams:
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest one are dropped."""
+
+    def __post_init__(self) -> None:
+        for name, ok, accepted in (
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("temperature", 0 <= self.temperature < math.inf, "at least 0"),
+            ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
+            ("top_k", self.top_k >= 0, "at least 0"),
+            ("min_p", 0 <= self.min_p <= 1, "0 to 1"),
+        ):
+            if not ok:
+                raise UsageError(f"{name}: {getattr(self, name)!r} is not accepted; accepted: {accepted}")
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,10 @@ class SampleRequest:
     """`policy@number` of a version the sampler was refreshed with, or `BASE`."""
     seeds: tuple[int, ...]
     """One generator seed a completion."""
+    prompt_logprobs: bool = False
+    """Give the logprobs of the prompt's tokens too."""
+    top_logprobs: int = 0
+    """Give that many of the likeliest tokens at each position too."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +69,14 @@ class SampledSequence:
     """float32, shape (T,); 0 for greedy tokens (their distribution is a point)."""
     stop_reason: StopReason
     version: str
+    model_logprobs: np.ndarray | None = None
+    """float32, (T,): of the same tokens at temperature 1, without truncation."""
+    prompt_logprobs: np.ndarray | None = None
+    """float32, (P,), if asked for: of the prompt's tokens at temperature 1; 0 for the first."""
+    top_tokens: np.ndarray | None = None
+    """int32, (T, k), if asked for: the likeliest tokens at each position, the likeliest first."""
+    top_logprobs: np.ndarray | None = None
+    """float32, (T, k): their logprobs at temperature 1, without truncation."""
 
 
 class Sampler(Protocol):
@@ -63,8 +90,15 @@ class Sampler(Protocol):
         """
         ...
 
+    def release(self, version: str) -> None:
+        """Say that nobody will ask for `version` again; requests that run end in peace. Idempotent."""
+        ...
+
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[SampledSequence]]:
         """Complete every request; result[i][j] belongs to seed j of request i.
+
+        A completion depends on its request's version, prompt, params and seed, and on nothing that
+        is sampled beside it.
 
         Raises:
             UsageError: a request names a version the sampler was not refreshed with, or its

@@ -20,9 +20,9 @@ from opentinker_core.lora.adapter import Adapter
 from opentinker_core.lora.pool import AdapterPool, Slot
 from opentinker_core.lora.routing import Routing, Rows, routed, same_routing
 from opentinker_core.lora.rowwise import QUANTUM
-from opentinker_core.models.attention import FlatRows
+from opentinker_core.models.attention import FlatRows, SeparateRows
 from opentinker_core.models.decoder import Decoder
-from opentinker_core.sampling.distribution import Truncation, log_distribution
+from opentinker_core.sampling.distribution import SHAPE_FIELDS, Truncation, is_truncated, log_distribution
 from opentinker_core.sampling.token_logprobs import token_logprobs
 from opentinker_core.trajectories.packing import MicroBatch
 from opentinker_core.trajectories.types import Datum
@@ -121,10 +121,10 @@ class FusedPass:
         tokens_T = np.concatenate([share.batch.tokens_BT.reshape(-1) for share in self._shares])
         positions_T = np.concatenate([share.batch.positions_BT.reshape(-1) for share in self._shares])
         with routed(self._routing([(share, share.tokens) for share in self._shares])):
-            return self._decoder.hidden_of_flat_rows(
+            return self._decoder.hidden_of_flat_row(
                 torch.from_numpy(tokens_T).to(device),
                 torch.from_numpy(positions_T).to(device),
-                self._flat_rows(),
+                SeparateRows(self._flat_rows()),
             )
 
     def _flat_rows(self) -> list[FlatRows]:
@@ -211,7 +211,7 @@ def _of_targets(
     logits_MV: Tensor, targets_M: Tensor, shapes: Sequence[Truncation], sizes: Sequence[int]
 ) -> Tensor:
     """Logprobs of the targets; adjacent pieces of one shape of the distribution are worked on together."""
-    keys = [(shape.temperature, shape.top_p, shape.top_k) for shape in shapes]
+    keys = [tuple(getattr(shape, name) for name in SHAPE_FIELDS) for shape in shapes]
     same = [list(group) for _, group in groupby(range(len(keys)), key=keys.__getitem__)]
     counts = [sum(sizes[i] for i in group) for group in same]
     # Each part's memory is written to (`token_logprobs`), which plain views of one tensor may not be.
@@ -224,6 +224,6 @@ def _of_targets(
 
 
 def _of_shape(logits_MV: Tensor, targets_M: Tensor, shape: Truncation) -> Tensor:
-    if shape.top_k == 0 and shape.top_p == 1.0:
+    if not is_truncated(shape):
         return token_logprobs(logits_MV, targets_M, shape.temperature)
     return log_distribution(logits_MV, shape, keep_M=targets_M).gather(1, targets_M[:, None]).squeeze(1)

@@ -29,6 +29,7 @@ from opentinker_core.objectives.types import (
 )
 from opentinker_core.policies.residency.host import HostTier
 from opentinker_core.policies.residency.types import NoRoomError
+from opentinker_core.sampling.distribution import SHAPE_FIELDS
 from opentinker_core.training.passes import FusedPass, Share, cut, widened
 from opentinker_core.training.residency import states_in_memory
 from opentinker_core.training.state import PolicyState
@@ -384,7 +385,7 @@ def _blank(datums: Sequence[Datum]) -> list[np.ndarray]:
 
 def _check_one_shape(datums: Sequence[Datum]) -> None:
     """All logprobs of a call are those of one sampled distribution."""
-    for name in ("temperature", "top_p", "top_k"):
+    for name in SHAPE_FIELDS:
         for index, datum in enumerate(datums):
             first, other = getattr(datums[0], name), getattr(datum, name)
             if other != first:

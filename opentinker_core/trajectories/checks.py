@@ -140,6 +140,8 @@ def check_datum(datum: "Datum") -> None:
         raise TrajectoryError("top_p", datum.top_p, "0 < top_p <= 1")
     if datum.top_k < 0:
         raise TrajectoryError("top_k", datum.top_k, ">= 0")
+    if not 0 <= datum.min_p <= 1:
+        raise TrajectoryError("min_p", datum.min_p, "0 <= min_p <= 1")
 
 
 def _check_signal(datum: "Datum") -> None:

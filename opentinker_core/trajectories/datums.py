@@ -24,12 +24,14 @@ def to_datum(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    min_p: float = 0.0,
 ) -> Datum:
     """The datum of a trajectory, with either supervised `weights` or RL `advantages`.
 
     A turn of weight 0 is not trained and leaves the mask; a turn of advantage 0 stays in it, since
     where an episode happens to meet its baseline must not change a mean over tokens. `temperature`,
-    `top_p` and `top_k` are how the tokens were sampled, which the trainer must repeat to compare logprobs.
+    `top_p`, `top_k` and `min_p` are how the tokens were sampled, which the trainer must repeat to compare
+    logprobs.
 
     Raises:
         TrajectoryError: both or none of the signals, not one a turn, nothing to train, or
@@ -59,6 +61,7 @@ def to_datum(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
+        min_p=min_p,
     )
 
 

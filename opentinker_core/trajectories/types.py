@@ -135,6 +135,7 @@ class Datum:
     """Sampling processing under which logprobs are compared with the sampler's."""
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         _freeze_arrays(self, _DATUM_ARRAYS)

@@ -1,0 +1,221 @@
+"""One forward pass over pieces of running sequences: prompts' chunks and single tokens, of any versions.
+
+All pieces lie end to end in one flat row. What the pass gives for a piece does not depend on the others:
+products work row by row (rows are padded to a number for which the library is invariant, see
+`lora.rowwise`), and attention has the shape of a sequence's own shelf.
+
+Axes: T tokens of the flat row, S sequences of a shelf, H query heads, G query heads of a key-value head,
+K key-value heads, Q queries of a piece, W columns of a shelf, D features of a head, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from opentinker_core.lora.pool import AdapterPool, Slot
+from opentinker_core.lora.routing import Routing, Rows, routed
+from opentinker_core.models.decoder import Decoder
+from opentinker_core.sampling.kv_cache import BLOCK, Place, Shelf
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Adjacent tokens of a sequence, whose keys and values join those of the tokens before them."""
+
+    tokens: Sequence[int]
+    start: int
+    """Position of the first."""
+    place: Place
+    slot: Slot | None
+    is_chunk: bool
+    """Of a prompt, from a multiple of `BLOCK` on; else one token."""
+    wanted: int
+    """Of how many of the tokens, from the end, logits are wanted."""
+
+    @property
+    def width(self) -> int:
+        """Tokens with padding: chunks are whole blocks."""
+        return -(-len(self.tokens) // BLOCK) * BLOCK if self.is_chunk else 1
+
+
+def run_step(decoder: Decoder, pool: AdapterPool, pieces: Sequence[Piece]) -> list[Tensor]:
+    """Logits (wanted, V) of each piece; keys and values go to the pieces' places."""
+    order = sorted(range(len(pieces)), key=lambda index: _place_of(pieces[index]))
+    ordered = [pieces[index] for index in order]
+    batch = _FlatBatch(decoder, ordered)
+    with routed(_routing(pool, [(piece.width, piece.slot) for piece in ordered], batch.padding)):
+        hidden_TD = decoder.hidden_of_flat_row(batch.tokens_T, batch.positions_T, batch.layout)
+    counts = [piece.wanted for piece in ordered]
+    logits_MV = _logits(
+        decoder, pool, hidden_TD, batch.wanted_M, [(1, p.slot) for p in ordered for _ in range(p.wanted)]
+    )
+    parts = dict(zip(order, logits_MV.split(counts), strict=True))
+    return [parts[index] for index in range(len(pieces))]
+
+
+def _logits(
+    decoder: Decoder,
+    pool: AdapterPool,
+    hidden_TD: Tensor,
+    rows_M: np.ndarray,
+    rows: Sequence[tuple[int, Slot | None]],
+) -> Tensor:
+    """Logits (M, V) of some rows of the flat row, of which `rows` tells the adapters."""
+    if not len(rows_M):
+        return hidden_TD.new_empty(0, 1)
+    padding = -len(rows_M) % BLOCK
+    picked_M = torch.from_numpy(np.pad(rows_M, (0, padding), "edge")).to(hidden_TD.device)
+    with routed(_routing(pool, rows, padding)):
+        return decoder.logits(hidden_TD[picked_M])[: len(rows_M)]
+
+
+def _place_of(piece: Piece) -> tuple[int, int, int]:
+    """Rows of a rank, then of a slot, stand together; single tokens before chunks."""
+    slot = (piece.slot.rank, piece.slot.index) if piece.slot else (1 << 30, 0)
+    return (slot[0], int(piece.is_chunk), slot[1])
+
+
+def _routing(pool: AdapterPool, rows: Sequence[tuple[int, Slot | None]], padding: int) -> Routing | None:
+    if all(slot is None for _, slot in rows):
+        return None
+    parts = [Rows(count, slot) for count, slot in rows]
+    return Routing(pool, [*parts, Rows(padding, None)] if padding else parts)
+
+
+class _FlatBatch:
+    """The tokens of a step, and where attention finds what."""
+
+    def __init__(self, decoder: Decoder, pieces: Sequence[Piece]) -> None:
+        device = decoder.device
+        tokens, positions, starts, count = [], [], [], 0
+        for piece in pieces:
+            extra = piece.width - len(piece.tokens)
+            tokens.append(np.pad(np.asarray(piece.tokens, np.int64), (0, extra), "edge"))
+            positions.append(np.arange(piece.start, piece.start + piece.width))
+            starts.append(count)
+            count += piece.width
+        self.padding = -count % BLOCK
+        tokens.append(np.zeros(self.padding, np.int64))
+        positions.append(np.zeros(self.padding, np.int64))
+        self.tokens_T = torch.from_numpy(np.concatenate(tokens)).to(device)
+        self.positions_T = torch.from_numpy(np.concatenate(positions)).to(device)
+        ends = [start + len(piece.tokens) for piece, start in zip(pieces, starts, strict=True)]
+        self.wanted_M = np.concatenate(
+            [np.arange(end - piece.wanted, end) for piece, end in zip(pieces, ends, strict=True)]
+        )
+        self.layout = _CachedLayout(pieces, starts, count + self.padding, device)
+
+
+class _CachedLayout:
+    """Attention of the pieces to their sequences' places (see `models.attention.Layout`)."""
+
+    def __init__(
+        self, pieces: Sequence[Piece], starts: Sequence[int], total: int, device: torch.device
+    ) -> None:
+        located = sorted(
+            zip(pieces, starts, strict=True), key=lambda pair: (pair[0].place.shelf.width, pair[0].width)
+        )
+        self._reads = [
+            _Read(list(members), device)
+            for _, members in groupby(located, key=lambda pair: (pair[0].place.shelf.width, pair[0].width))
+        ]
+        self._writes = [
+            _Write(list(members), device)
+            for _, members in groupby(located, key=lambda pair: pair[0].place.shelf.width)
+        ]
+        rows_T = np.concatenate([read.rows_T for read in self._reads])
+        back_T = np.full(total, 0)
+        back_T[rows_T] = np.arange(len(rows_T))  # padding takes the first row's output, which is finite
+        self._back_T = torch.from_numpy(back_T).to(device)
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        window: int | None,
+        *,
+        scaling: float | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """See `Layout.attend`: store the new keys and values, then attend to all of a sequence's."""
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        key_TKD, value_TKD = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        for write in self._writes:
+            write.store(layer, key_TKD, value_TKD)
+        query_THD = query[0].transpose(0, 1)
+        outputs = [read.attend(layer, query_THD, window, scaling) for read in self._reads]
+        out_THD = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return out_THD[self._back_T]
+
+
+class _Write:
+    """The new tokens of one shelf."""
+
+    def __init__(self, members: Sequence[tuple[Piece, int]], device: torch.device) -> None:
+        self._shelf = members[0][0].place.shelf
+        counts = [len(piece.tokens) for piece, _ in members]
+        rows_T = np.repeat([piece.place.row for piece, _ in members], counts)
+        columns_T = np.concatenate([np.arange(p.start, p.start + len(p.tokens)) for p, _ in members])
+        flat_T = np.concatenate([np.arange(start, start + len(p.tokens)) for p, start in members])
+        self._rows_T, self._columns_T, self._flat_T = (
+            torch.from_numpy(x).to(device) for x in (rows_T, columns_T, flat_T)
+        )
+
+    def store(self, layer: int, key_TKD: Tensor, value_TKD: Tensor) -> None:
+        """Put keys and values where they belong."""
+        data_2SKWD = self._shelf.data_LSHWD[layer]
+        data_2SKWD[0][self._rows_T, :, self._columns_T] = key_TKD[self._flat_T]
+        data_2SKWD[1][self._rows_T, :, self._columns_T] = value_TKD[self._flat_T]
+
+
+class _Read:
+    """Pieces of one width in one shelf, attended to in one call."""
+
+    def __init__(self, members: Sequence[tuple[Piece, int]], device: torch.device) -> None:
+        members = sorted(members, key=lambda pair: pair[0].place.row)
+        self._shelf: Shelf = members[0][0].place.shelf
+        self._queries = members[0][0].width
+        rows = np.array([piece.place.row for piece, _ in members])
+        self.rows_T = np.concatenate([np.arange(s, s + self._queries) for _, s in members])
+        """Rows of the flat row, in the order of the output."""
+        self._flat_T = torch.from_numpy(self.rows_T).to(device)
+        adjacent = rows[-1] - rows[0] + 1 == len(rows)
+        self._places = slice(rows[0], rows[-1] + 1) if adjacent else torch.from_numpy(rows).to(device)
+        at_SQ = np.array([piece.start for piece, _ in members])[:, None] + np.arange(self._queries)
+        # A chunk's padding sees what its last token sees.
+        last_S1 = np.array([piece.start + len(piece.tokens) - 1 for piece, _ in members])[:, None]
+        self._at_SQ1 = torch.from_numpy(np.minimum(at_SQ, last_S1)[:, :, None]).to(device)
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, layer: int, query_THD: Tensor, window: int | None, scaling: float | None) -> Tensor:
+        """Outputs (S * Q, H, D)."""
+        key_SKWD, value_SKWD = self._shelf.data_LSHWD[layer][:, self._places]
+        heads, kv_heads = query_THD.shape[1], key_SKWD.shape[1]
+        sizes = (len(key_SKWD), self._queries, kv_heads, heads // kv_heads)
+        # The query heads of a key-value head become queries of one head: (S, K, G * Q, D).
+        query_SQKGD = query_THD[self._flat_T].unflatten(0, sizes[:2]).unflatten(2, sizes[2:])
+        query_SKqD = query_SQKGD.permute(0, 2, 3, 1, 4).flatten(2, 3)
+        out_SKqD = nn.functional.scaled_dot_product_attention(
+            query_SKqD, key_SKWD, value_SKWD, self._mask(window, sizes[3], query_THD.dtype), scale=scaling
+        )
+        out_SKGQD = out_SKqD.unflatten(2, (sizes[3], sizes[1]))
+        return out_SKGQD.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+
+    def _mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores, (S, 1, G * Q, W); made once a step."""
+        if window not in self._masks:
+            columns_W = torch.arange(self._shelf.width, device=self._at_SQ1.device)
+            visible_SQW = columns_W <= self._at_SQ1
+            if window is not None:
+                visible_SQW &= columns_W > self._at_SQ1 - window
+            mask_SQW = torch.zeros(visible_SQW.shape, dtype=dtype, device=visible_SQW.device)
+            mask_SQW.masked_fill_(~visible_SQW, float("-inf"))
+            self._masks[window] = mask_SQW.repeat(1, groups, 1)[:, None]
+        return self._masks[window]
