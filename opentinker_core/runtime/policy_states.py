@@ -50,13 +50,17 @@ class PolicyStates:
         Raises:
             UsageError: its checkpoint was pruned.
         """
-        if self._resident == version.ref:
+        if self.holds(version):
             return
         if version.checkpoint is None:
             raise UsageError(f"{version.ref}: its checkpoint was pruned; the run cannot go on from it")
         directory = self._workspace.snapshots.fetch(version.checkpoint.uri, version.checkpoint.digest)
         self._trainer.load_checkpoint(self._run.run_id, directory)
         self._resident = version.ref
+
+    def holds(self, version: PolicyVersion) -> bool:
+        """Whether the trainer's state is that of `version` right now."""
+        return self._resident == version.ref
 
     def touched(self) -> None:
         """Say that the trainer's state is about to leave the restored version."""

@@ -6,7 +6,6 @@ published version. So a run that is killed anywhere goes on with `open_session(r
 ends with the same tokens, losses and snapshot as one that was left alone.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +16,19 @@ import numpy as np
 from opentinker_core.advantages import advantages
 from opentinker_core.agents.episodes import EpisodeSpec, play
 from opentinker_core.agents.making import environment_maker
-from opentinker_core.config.schema import RLPhase, SamplingConfig, SFTPhase, TrainConfig
+from opentinker_core.config.schema import (
+    CorrectionKind,
+    CorrectionLevel,
+    RLPhase,
+    SamplingConfig,
+    SFTPhase,
+    TrainConfig,
+)
 from opentinker_core.errors import UsageError
 from opentinker_core.evaluation.controls import shuffle_rewards
 from opentinker_core.objectives.compose import rl_objective
 from opentinker_core.objectives.cross_entropy import cross_entropy
-from opentinker_core.objectives.normalizers import token_scales
+from opentinker_core.objectives.normalizers import token_scales, trajectory_names
 from opentinker_core.policies.types import (
     Evaluation,
     Policy,
@@ -32,6 +38,7 @@ from opentinker_core.policies.types import (
     TrajectorySet,
 )
 from opentinker_core.runtime import demonstrations, opening
+from opentinker_core.runtime.agreement import Agreement
 from opentinker_core.runtime.engine import Engine, open_engine
 from opentinker_core.runtime.held_out import evaluation_of, play_held_out
 from opentinker_core.runtime.policy_states import PolicyStates
@@ -39,15 +46,9 @@ from opentinker_core.runtime.trajectory_sets import TrajectorySets
 from opentinker_core.runtime.workspace import Workspace
 from opentinker_core.sampling.protocol import BASE
 from opentinker_core.seeds import derive_seed
-from opentinker_core.training.trainer import ForwardBackward
 from opentinker_core.trajectories.datums import to_datum
 from opentinker_core.trajectories.digest import token_ids_digest
 from opentinker_core.trajectories.types import Datum, EndReason, Trajectory
-
-logger = logging.getLogger(__name__)
-
-_MISMATCH_ALARM = {"float32": 1e-3, "bfloat16": 0.5}
-"""Difference between sampler and trainer logprobs above which a wrong adapter is the likely cause."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +75,7 @@ class RunSession:
         self._states = PolicyStates(workspace, run, config, policy, engine)
         self._sets = TrajectorySets(workspace, run.run_id, config, engine)
         self._batch: _Batch | None = None
+        self._agreement = Agreement(config, engine, self._states, run.run_id)
         self.version = self._states.first_version()
         """The last version this run published."""
         self.refresh(self.version)
@@ -127,6 +129,7 @@ class RunSession:
                 temperature=phase.sampling.temperature,
                 top_p=phase.sampling.top_p,
                 top_k=phase.sampling.top_k,
+                min_p=phase.sampling.min_p,
             )
             for trajectory, reward, value in zip(trajectories, rewards, values, strict=True)
             if reward is not None
@@ -143,7 +146,8 @@ class RunSession:
         """One optimizer step on the batch of `step`, from the published state however often it is called."""
         batch, phase = self._batch_of(step), self._rl
         self._states.restore(self.version)
-        metrics = dict(batch.summary)
+        self._agreement.compare(self.version)
+        metrics = batch.summary | self._agreement.metrics
         if not batch.datums:  # no episode told another from its group: nothing to learn
             return metrics
         self._states.touched()
@@ -153,8 +157,10 @@ class RunSession:
             rl_objective(phase.objective),
             batch.scales,
             with_reference=phase.objective.kl_coefficient > 0,
+            old_logprobs=self._old_logprobs(batch.datums),
         )
-        metrics |= result.metrics | self._mismatch(result, batch.datums)
+        metrics |= result.metrics
+        metrics |= self._agreement.of_update(result.logprobs, batch.datums, self.version.ref)
         return metrics | self.engine.trainer.optim_step(self.run.run_id, phase.optimizer)
 
     def sft(
@@ -172,6 +178,7 @@ class RunSession:
             for t in self._sets.load(self.demonstrations())
         ]
         self._states.restore(self.version)
+        self._agreement.compare(self.version)
         self._states.touched()
         metrics: dict[str, float] = {}
         for step in range(start, stop + 1):
@@ -181,7 +188,7 @@ class RunSession:
             result = self.engine.trainer.forward_backward(self.run.run_id, batch, cross_entropy, scales)
             metrics = result.metrics | self.engine.trainer.optim_step(self.run.run_id, phase.optimizer)
             report(step, result.loss)
-        return metrics
+        return metrics | self._agreement.metrics
 
     def demonstrations(self) -> TrajectorySet:
         """The demonstrations of the SFT phase, one set for all of its steps; stored once."""
@@ -210,8 +217,14 @@ class RunSession:
         return self.version
 
     def refresh(self, version: PolicyVersion) -> None:
-        """Let the sampler serve `version` from its published snapshot."""
+        """Let the sampler serve `version` from its published snapshot, and compare it with the trainer.
+
+        Raises:
+            CanaryError: what it serves is not what the trainer holds (see `config.canary`).
+        """
         self.engine.sampler.refresh(version.ref, version.sampler.uri, version.sampler.digest)
+        if version == self.version:
+            self._agreement.served(version)
 
     def evaluates_at(self, step: int) -> bool:
         """Whether the version of `step` is evaluated: every `evaluation.every` steps, and the last."""
@@ -265,18 +278,13 @@ class RunSession:
             raise UsageError("sft: the config has no such phase")
         return self.config.sft
 
-    def _mismatch(self, result: ForwardBackward, datums: Sequence[Datum]) -> dict[str, float]:
-        """How far trainer and sampler disagree about one and the same version."""
-        gaps = np.concatenate(
-            [
-                np.abs(logprobs - datum.sampler_logprobs_N)[datum.mask_N]
-                for logprobs, datum in zip(result.logprobs, datums, strict=True)
-            ]
-        )
-        largest = float(gaps.max())
-        if largest > _MISMATCH_ALARM[self.engine.dtype]:
-            logger.warning("sampler and trainer logprobs differ by %.3g at %s", largest, self.version.ref)
-        return {"logprob_gap_max": largest, "logprob_gap_mean": float(gaps.mean())}
+    def _old_logprobs(self, datums: Sequence[Datum]) -> list[np.ndarray] | None:
+        """Of all datums, where the weight of a trajectory may need rows of several micro-batches."""
+        correction = self._rl.objective.correction
+        by_token = correction.kind is CorrectionKind.NONE or correction.level is CorrectionLevel.TOKEN
+        if by_token or len(set(trajectory_names(datums))) == len(datums):
+            return None
+        return self.engine.trainer.forward(self.run.run_id, datums)
 
     def _mark_best(self, evaluation: Evaluation) -> None:
         """Move `best`, unless the version it names did better in the same environment, in whichever run."""

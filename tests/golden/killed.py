@@ -32,14 +32,14 @@ def _die_around(owner: Any, name: str, count: int, *, after: bool) -> None:
 
 def _arm(point: str, count: int) -> None:
     from opentinker_core.policies.catalog import Catalog
+    from opentinker_core.runtime import session
     from opentinker_core.runtime.policy_states import PolicyStates
-    from opentinker_core.sampling.native import NativeSampler
     from opentinker_core.snapshots.store import BlobSnapshotStore
     from opentinker_core.training.trainer import Trainer
     from opentinker_core.trajectories.store import TrajectoryStore
 
     owner, name, after = {
-        "rollout": (NativeSampler, "sample", True),  # sampled, nothing stored
+        "rollout": (session, "play", True),  # sampled, nothing stored
         "stored": (TrajectoryStore, "save", True),  # stored, not yet in the catalog
         "update": (Trainer, "optim_step", True),  # weights stepped in memory, nothing published
         "snapshot": (BlobSnapshotStore, "publish", True),  # one of two snapshots published

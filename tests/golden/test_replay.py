@@ -70,7 +70,7 @@ def test_a_second_run_is_the_same(
 
 @pytest.mark.parametrize(
     ("point", "count"),
-    [("rollout", 4), ("stored", 4), ("update", 8), ("snapshot", 9), ("record", 4), ("recorded", 5)],
+    [("rollout", 3), ("stored", 4), ("update", 8), ("snapshot", 9), ("record", 4), ("recorded", 5)],
 )
 def test_killed_and_resumed_it_ends_the_same(
     undisturbed: dict[str, Any], tmp_path: Path, prefect_api: str, config: Path, point: str, count: int
