@@ -17,6 +17,8 @@ from torch import Tensor
 BLOCK = 16
 """Widths, chunks of prompts and what the prefix cache keeps are multiples of this many tokens."""
 _NARROWEST = 64
+_FEWEST = 4
+"""Rows that a shelf begins with."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +149,13 @@ class KVCache:
             last.row = place.row
         elif scrub:
             place.data_LHWD.zero_()
-        if not shelf.places:
-            del self._shelves[shelf.width]
+        if not shelf.places and shelf.capacity > _FEWEST:
+            shelf.resize(_FEWEST)  # a few stay, for the next to come
 
     def _grow(self, shelf: Shelf) -> bool:
         """Double the rows of `shelf`, or add as many as the budget allows; False: not even one."""
         size = self._bytes(shelf.width)
-        wanted = max(4, shelf.capacity)
+        wanted = max(_FEWEST, shelf.capacity)
         room = (self.budget - self.bytes) // size
         if room < 1:
             for other in self._shelves.values():
