@@ -53,7 +53,7 @@ class PolicyBatch:
     with_reference: bool = False
     """Give the objective the base model's logprobs too."""
     old_logprobs: Sequence[np.ndarray] | None = None
-    """Of each datum, float (N,): `forward` of it when the update on these datums began. None: it begins now."""
+    """Of each datum, float (N,): `forward` of it when the update on them began. None: it begins now."""
 
 
 @dataclass(frozen=True)
