@@ -44,7 +44,11 @@ class Endpoint:
         self._client = httpx.Client(
             base_url=self.url,
             timeout=httpx.Timeout(_SHORT_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S, pool=None),
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            limits=httpx.Limits(
+                max_connections=connections,
+                max_keepalive_connections=connections,
+                keepalive_expiry=2.0,  # before the server closes an idle one, at 5 s
+            ),
             trust_env=False,  # a proxy has nothing to do with a server of this machine or cluster
         )
 
@@ -69,12 +73,13 @@ class Endpoint:
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise EndpointError(f"{self.url}/v1/models does not answer as vLLM does") from error
 
-    def is_healthy(self) -> bool:
-        """Whether the server answers and its engine runs."""
-        try:
-            return self._send("GET", "/health").status_code == 200
-        except EndpointError:
-            return False
+    def check_health(self) -> None:
+        """Make sure that the server answers and its engine runs.
+
+        Raises:
+            EndpointError: not so.
+        """
+        self._call("GET", "/health")
 
     def load(self, name: str, directory: Path) -> None:
         """Load the adapter in `directory`, a path that the server can read too, under `name`.
@@ -93,8 +98,7 @@ class Endpoint:
                 f"{self.url} loads no adapters; accepted: a server started by `opentinker vllm up`, or with "
                 "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             )
-        if not self.is_healthy():
-            raise EndpointError(f"{self.url} failed: {message}")
+        self.check_health()  # else it is the server's fault
         raise UsageError(f"{self.url} refuses the adapter {name}: {message}")
 
     def unload(self, name: str) -> None:

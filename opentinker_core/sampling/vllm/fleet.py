@@ -69,10 +69,8 @@ class Fleet:
         member = self._members[index]
         with member.lock:
             member.failure = error
-            if not isinstance(
-                error, AdapterMissingError
-            ):  # that one answers, and is asked at once what it has
-                member.probed = time.monotonic()
+            # One that misses an adapter answers: it is asked at once what it has.
+            member.probed = 0.0 if isinstance(error, AdapterMissingError) else time.monotonic()
 
     def ensure(self, index: int, name: str, directory: Path) -> None:
         """Load an adapter on an endpoint unless it is there.
@@ -120,15 +118,15 @@ class Fleet:
             member.loaded.discard(name)
             try:
                 member.endpoint.unload(name)
-            except AdapterMissingError:
-                pass
             except EndpointError as error:
                 self.failed(index, error)
             with member.lock:
                 member.locks.pop(name, None)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Unload what was loaded, where the server still answers, and close the connections."""
+        for name in {name for member in self._members for name in member.loaded}:
+            self.unload(name)
         for endpoint in self.endpoints:
             endpoint.close()
 
@@ -155,8 +153,7 @@ class Fleet:
                 return False
             member.probed = time.monotonic()
             try:
-                if not member.endpoint.is_healthy():
-                    return False
+                member.endpoint.check_health()
                 self._check(member.endpoint)
                 # If it was started anew, its adapters are gone; if not, loading them again does no harm.
                 member.loaded &= member.endpoint.adapters()

@@ -70,6 +70,7 @@ class VLLMSampler:
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
         self._pool = ThreadPoolExecutor(max_concurrent, thread_name_prefix="vllm-request")
+        self._closed = False
         self._zero: _Adapter | None = None
         if with_adapters:
             name = f"zero-{files.client}"
@@ -139,10 +140,13 @@ class VLLMSampler:
 
     def close(self) -> None:
         """Unload all adapters and end; requests that run are waited for. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         self._pool.shutdown(cancel_futures=True)
-        ending, self._ending = self._ending, lambda: None
-        ending()
         self._fleet.close()
+        self._ending()
         self._files.close()
 
     @contextmanager
