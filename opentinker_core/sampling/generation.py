@@ -27,7 +27,7 @@ from opentinker_core.sampling.protocol import BASE, SampledSequence, SampleReque
 from opentinker_core.sampling.step import Piece, run_step
 from opentinker_core.sampling.token_logprobs import token_logprobs
 
-CHUNK = 32 * BLOCK
+CHUNK = 16 * BLOCK
 """Tokens of a prompt that are prefilled at once."""
 
 LeaseAdapter = Callable[[str], AbstractContextManager[Adapter]]
