@@ -21,6 +21,9 @@ from opentinker_core.errors import OpenTinkerError
 _FLUSH_S = 1
 """How often the private server stores task runs; what it holds back at its end is lost."""
 
+_PATIENCE_S = 30.0
+"""A server that is gone refuses at once; one that is only busy may take seconds to answer."""
+
 SETTINGS = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -62,7 +65,7 @@ class Orchestrator:
         """
         if self.server is not None:
             servers.wait_until_healthy([(self.server, "/api/health")])
-        elif self.api_url and not servers.answers(f"{self.api_url}/health"):
+        elif self.api_url and not servers.answers(f"{self.api_url}/health", _PATIENCE_S):
             raise OpenTinkerError(
                 f"no Prefect server answers at {self.api_url}; start it, or unset PREFECT_API_URL "
                 "(and any Prefect profile) to run without one"
@@ -71,7 +74,7 @@ class Orchestrator:
     def close(self) -> None:
         """Stop the private server, after it was handed the last events and logs of this process."""
         used = "prefect.flows" in sys.modules
-        self.lost = used and not servers.answers(f"{self.api_url}/health")
+        self.lost = used and not servers.answers(f"{self.api_url}/health", _PATIENCE_S)
         if self.server is None:
             return
         if used and not self.lost:
@@ -137,7 +140,7 @@ def read_up(home: Path) -> dict[str, Any] | None:
         os.kill(int(state["pid"]), 0)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return state if servers.answers(f"{state.get('prefect_url')}/api/health") else None
+    return state if servers.answers(f"{state.get('prefect_url')}/api/health", _PATIENCE_S) else None
 
 
 def _find(home: Path, private: bool) -> Orchestrator:

@@ -17,6 +17,8 @@ from uuid import uuid4
 
 import boto3
 
+from tests.waiting import PATIENCE_S
+
 S3_CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",
@@ -78,7 +80,7 @@ def new_bucket(endpoint: str) -> str:
     return bucket
 
 
-def _wait_for(url: str, server: subprocess.Popen[bytes], seconds: float = 30) -> None:
+def _wait_for(url: str, server: subprocess.Popen[bytes], seconds: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 
 from flows.cli import COMMANDS, app, run
 from flows.lazy import load
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "deployments" / "configs").glob("*.yaml"))
@@ -32,7 +32,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
 
 
@@ -42,11 +42,9 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'prefect', 'mlflow', 'pyarrow', 'sqlalchemy', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
-    assert time.monotonic() - started < 10  # a second when the machine is idle
     for name in COMMANDS:
         assert f" {name} " in done.stdout
 
@@ -82,7 +80,9 @@ def test_a_dry_run_is_fast_and_stores_nothing(home: Path) -> None:
         "heavy = {'torch', 'transformers', 'prefect', 'mlflow', 'pyarrow', 'sqlalchemy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=PATIENCE_S
+    )
     assert not home.exists()
 
 
@@ -161,5 +161,5 @@ def test_a_reader_that_goes_away_is_no_failure_worth_words() -> None:
     assert pipe.stderr is not None
     pipe.stdout.close()
     assert b"Traceback" not in pipe.stderr.read()
-    pipe.wait(30)
+    pipe.wait(PATIENCE_S)
     pipe.stderr.close()

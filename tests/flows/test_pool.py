@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ from flows.deploy import ROOT
 from opentinker_core.policies.types import Run, RunStatus
 from opentinker_core.runtime.workspace import Workspace
 from tests.runtime.runs import CONFIG, small_config, train, workspace_at
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes]
 
@@ -44,7 +44,7 @@ def pool(home: Path) -> Iterator[str]:
         assert line, "up ended without a word"
         yield f"{json.loads(line)['prefect_url']}/api"
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(PATIENCE_S)
 
 
 def _start_by_hand(api: str, parameters: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ def _start_by_hand(api: str, parameters: dict[str, Any]) -> None:
         env=os.environ | {"PREFECT_API_URL": api},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -69,14 +69,12 @@ def _start_by_schedule(api: str, parameters: dict[str, Any]) -> None:
     httpx.post(f"{api}/deployments/{deployment}/schedules", json=body).raise_for_status()
 
 
-def _completed(workspace: Workspace, count: int, seconds: float) -> list[Run]:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        runs = [run for run in workspace.catalog.runs() if run.status is RunStatus.COMPLETED]
-        if len(runs) >= count:
-            return runs
-        time.sleep(1)
-    raise AssertionError(f"{workspace.catalog.runs()} after {seconds} s")
+def _completed(workspace: Workspace, count: int) -> list[Run]:
+    def completed() -> list[Run]:
+        return [run for run in workspace.catalog.runs() if run.status is RunStatus.COMPLETED]
+
+    wait_until(lambda: len(completed()) >= count, f"the end of {count} runs", poll_s=0.5)
+    return completed()
 
 
 def _outcome(workspace: Workspace, run_id: str) -> list[tuple[object, ...]]:
@@ -91,6 +89,6 @@ def test_the_pool_gives_the_tokens_and_losses_of_the_process(pool: str, home: Pa
     here = train(tmp_path / "here", small_config())
     expected = _outcome(here.workspace, here.run.run_id)
     workspace = workspace_at(home)
-    for run in _completed(workspace, 2, 180):
+    for run in _completed(workspace, 2):
         assert _outcome(workspace, run.run_id) == expected
         assert run.flow_run_id

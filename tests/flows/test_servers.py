@@ -16,27 +16,22 @@ import pytest
 from flows import servers
 from flows.orchestrator import orchestrator, read_up
 from opentinker_core.errors import OpenTinkerError, UsageError
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBBORN = (  # ignores SIGTERM, and has a child that does too
-    "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.fork()\ntime.sleep(60)"
+    "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.fork()\ntime.sleep(600)"
 )
-
-
-def wait_for(condition: object, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture
 def http_server() -> object:
-    """A real HTTP server that answers 200 on /api/health and 503 elsewhere."""
+    """A real HTTP server that answers 200 on .../api/health, on /busy/... after some seconds; else 503."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/api/health" else 503)
+            time.sleep(3.5 if self.path.startswith("/busy") else 0)
+            self.send_response(200 if self.path.endswith("/api/health") else 503)
             self.end_headers()
 
         def log_message(self, *_: object) -> None: ...
@@ -49,13 +44,13 @@ def http_server() -> object:
 
 
 def test_a_stopped_server_takes_its_children_along(tmp_path: Path) -> None:
-    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
     code = f"import subprocess, sys, time\n{child}"
     server = servers.start(
-        "x", [sys.executable, "-c", f"{code}\ntime.sleep(60)"], url="", log=tmp_path / "x.log"
+        "x", [sys.executable, "-c", f"{code}\ntime.sleep(600)"], url="", log=tmp_path / "x.log"
     )
     guard = psutil.Process(server.process.pid)
-    wait_for(lambda: len(guard.children(recursive=True)) == 2)
+    wait_until(lambda: len(guard.children(recursive=True)) == 2)
     family = guard.children(recursive=True)
     server.stop()
     assert not any(process.is_running() for process in family)
@@ -65,19 +60,19 @@ def test_a_stopped_server_takes_its_children_along(tmp_path: Path) -> None:
 def test_servers_end_when_their_starter_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom flows import servers\n"
-        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
         f"servers.start('x', sleep, url='', log=Path({str(tmp_path)!r}) / 'log')\n"
-        "print('started', flush=True)\ntime.sleep(60)"
+        "print('started', flush=True)\ntime.sleep(600)"
     )
     starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT)
     assert starter.stdout is not None
     assert starter.stdout.readline() == b"started\n"
     starter_process = psutil.Process(starter.pid)
-    wait_for(lambda: len(starter_process.children(recursive=True)) == 2)
+    wait_until(lambda: len(starter_process.children(recursive=True)) == 2)
     family = starter_process.children(recursive=True)
     starter.kill()
     starter.wait()
-    wait_for(lambda: not any(process.is_running() for process in family))
+    wait_until(lambda: not any(process.is_running() for process in family))
 
 
 @pytest.mark.processes
@@ -87,19 +82,19 @@ def test_who_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.Monke
         "sys.exit(guard.main([sys.executable, '-c', sys.argv[1]]))"
     )
     process = subprocess.Popen([sys.executable, "-c", guard, STUBBORN], stdin=subprocess.PIPE, cwd=ROOT)
-    wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2)
+    wait_until(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2)
     family = psutil.Process(process.pid).children(recursive=True)
     time.sleep(0.2)  # until the signal is ignored
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(10) == 128 + signal.SIGKILL
-    wait_for(lambda: not any(member.is_running() for member in family))
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGKILL
+    wait_until(lambda: not any(member.is_running() for member in family))
 
 
 def test_the_guard_gives_the_status_of_the_command() -> None:
     command = [sys.executable, "-m", "opentinker_core.guard", sys.executable, "-c", "raise SystemExit(7)"]
     guard = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
-    assert guard.wait(10) == 7
+    assert guard.wait(PATIENCE_S) == 7
 
 
 def test_a_server_that_ends_at_start_is_told_with_its_log(tmp_path: Path) -> None:
@@ -110,13 +105,13 @@ def test_a_server_that_ends_at_start_is_told_with_its_log(tmp_path: Path) -> Non
         log=tmp_path / "log",
     )
     with pytest.raises(OpenTinkerError, match="Broken server ended at start: no database"):
-        servers.wait_until_healthy([(server, "/")], timeout_s=10)
+        servers.wait_until_healthy([(server, "/")], timeout_s=PATIENCE_S)
 
 
 def test_a_silent_server_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     server = servers.start(
         "Silent",
-        [sys.executable, "-c", "import time; time.sleep(60)"],
+        [sys.executable, "-c", "import time; time.sleep(600)"],
         url="http://127.0.0.1:9",
         log=tmp_path / "log",
     )
@@ -158,6 +153,14 @@ def test_an_api_url_wins(clean_environment: Path, monkeypatch: pytest.MonkeyPatc
     with orchestrator(clean_environment) as prefect:
         prefect.wait()
         assert (prefect.api_url, prefect.ui_url, prefect.server) == (f"{http_server}/api", http_server, None)
+
+
+def test_a_busy_server_is_waited_for(
+    clean_environment: Path, monkeypatch: pytest.MonkeyPatch, http_server: str
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", f"{http_server}/busy/api")
+    with orchestrator(clean_environment) as prefect:
+        assert prefect.api_url == f"{http_server}/busy/api"
 
 
 def test_an_unreachable_api_is_told_at_once(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from opentinker_core.config.settings import Settings
 from opentinker_core.errors import OpenTinkerError
 from opentinker_core.policies.types import RunStatus
 from opentinker_core.runtime.workspace import Workspace
+from tests.waiting import PATIENCE_S, read_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "deployments/configs/tiny_rl.yaml"
@@ -111,7 +112,7 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_named(
     def fails_one(told: Progress) -> None:
         if told.run_id not in opened:  # an engine ends with its last run: both must have begun
             opened.add(told.run_id)
-            both_open.wait(120)
+            both_open.wait(PATIENCE_S)
         engines.add(id(session_of(told.run_id).engine.shared))
         if (told.run_name, told.step) == ("one", 1):
             raise OpenTinkerError("no more")
@@ -151,13 +152,9 @@ def test_ctrl_c_stops_all_and_says_how_to_go_on_with_each(
         text=True,
     )
     assert process.stderr is not None
-    waited_for = {"one: rl step", "two: rl step"}
-    for line in process.stderr:
-        waited_for -= {start for start in waited_for if line.startswith(start)}
-        if not waited_for:
-            break
+    read_until(process.stderr, "one: rl step", "two: rl step")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert out == ""
     assert "Traceback" not in err

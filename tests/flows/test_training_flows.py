@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from opentinker_core.policies.types import RunStatus
 from opentinker_core.runtime.workspace import Workspace
 from opentinker_core.sampling.protocol import BASE
 from tests.servers import prefect_server
+from tests.waiting import PATIENCE_S, read_until, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "deployments/configs/tiny_rl.yaml"
@@ -32,15 +32,16 @@ def task_names(flow_run_id: str) -> list[str]:
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
     chosen = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+    names: list[str] = []
     with get_client(sync_client=True) as client:
-        deadline = time.monotonic() + 20
-        while True:
+
+        def all_there() -> bool:
             found = client.read_task_runs(flow_run_filter=chosen)
-            names = [run.name for run in sorted(found, key=lambda run: run.expected_start_time)]
-            if "report[6]" in names and all(run.state.is_completed() for run in found):
-                return names
-            assert time.monotonic() < deadline, names
-            time.sleep(0.2)
+            names[:] = [run.name for run in sorted(found, key=lambda run: run.expected_start_time)]
+            return "report[6]" in names and all(run.state.is_completed() for run in found)
+
+        wait_until(all_there, "the last report on the server", poll_s=0.2)
+    return names
 
 
 def artifact_keys(flow_run_id: str) -> set[str]:
@@ -135,7 +136,7 @@ def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
 
 def result(process: "subprocess.Popen[str]") -> dict[str, Any]:
     """The one object on stdout."""
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert out.count("\n") == 1
     loaded: dict[str, Any] = json.loads(out)
@@ -157,11 +158,12 @@ def test_a_killed_run_resumes_to_the_same_tokens_losses_and_snapshot(
     home = {"OPENTINKER_HOME": str(tmp_path / "killed")}
     killed = start(*arguments, **home)
     published = tmp_path / "killed" / "snapshots" / "default"
-    deadline = time.monotonic() + 120
-    while not list(published.glob("*/v000003/sampler")):
-        assert killed.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(
+        lambda: list(published.glob("*/v000003/sampler")) or killed.poll() is not None,
+        "version 3",
+        poll_s=0.01,
+    )
+    assert killed.poll() is None
     killed.kill()
     killed.communicate()
     resumed = result(start("resume", "tiny-rl", "--json", **home))
@@ -177,10 +179,8 @@ def test_a_prefect_server_that_goes_away_ends_the_run_with_one_message(tmp_path:
         environment = {"PREFECT_API_URL": api, "PREFECT_CLIENT_MAX_RETRIES": "0"}
         process = start("train", TINY, "rl.steps=500", OPENTINKER_HOME=str(tmp_path / "home"), **environment)
         assert process.stderr is not None
-        for line in process.stderr:
-            if "rl step" in line:
-                break
-    out, err = process.communicate(timeout=100)
+        read_until(process.stderr, "rl step")
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, err
     assert out == ""
     assert f"opentinker: Prefect at {api}: ConnectError" in err
@@ -192,11 +192,9 @@ def test_a_prefect_server_that_goes_away_ends_the_run_with_one_message(tmp_path:
 def test_ctrl_c_ends_with_130_and_says_how_to_go_on(prefect_api: str, tmp_path: Path) -> None:
     process = start("train", TINY, "rl.steps=500", OPENTINKER_HOME=str(tmp_path))
     assert process.stderr is not None
-    for line in process.stderr:
-        if "rl step" in line or "sft step" in line:
-            break
+    read_until(process.stderr, "sft step")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert out == ""
     assert "opentinker resume " in err

@@ -14,6 +14,7 @@ import yaml
 
 from tests.runtime.runs import CONFIG
 from tests.servers import prefect_server
+from tests.waiting import PATIENCE_S
 
 GOLDEN = Path(__file__).parent / "golden.json"
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,7 @@ def _run(home: Path, api: str, *command: str) -> "subprocess.CompletedProcess[st
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from opentinker_core.lineage.courier import Courier
 from opentinker_core.policies.catalog import Catalog
 from opentinker_core.runtime.workspace import Workspace
 from tests.runtime.runs import small_config, train, workspace_at
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -55,9 +55,6 @@ def test_it_outlives_a_killed_run_only_to_deliver(trained: Workspace) -> None:
     courier = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{courier}").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not Path(f"/proc/{courier}").exists()
+    wait_until(lambda: not Path(f"/proc/{courier}").exists(), "the end of the courier")
     catalog = Catalog(workspace_at(trained.home).settings.resolved_catalog_url)
     assert catalog.pending_events() == []

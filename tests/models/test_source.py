@@ -11,6 +11,7 @@ import pytest
 from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.models.bundled import BUNDLED
 from opentinker_core.models.source import ModelSource, resolve
+from tests.waiting import PATIENCE_S
 
 RESOLVE = "import sys; from pathlib import Path; from opentinker_core.models.source import resolve; "
 
@@ -88,7 +89,7 @@ def test_concurrent_builders_agree_and_leave_nothing_behind(tmp_path: Path) -> N
     processes = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
-    digests = {process.communicate(timeout=60)[0] for process in processes}
+    digests = {process.communicate(timeout=PATIENCE_S)[0] for process in processes}
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert len(digests) == 1
     left = {path.name for path in (tmp_path / "models").iterdir() if not path.name.endswith(".lock")}

@@ -17,6 +17,7 @@ from opentinker_core.errors import NotFoundError, UsageError
 from opentinker_core.policies.residency.host import HostTier
 from opentinker_core.policies.residency.types import Backing, NoRoomError, ResidencyError
 from tests.policies.residency_values import Shelf, State
+from tests.waiting import PATIENCE_S
 
 
 def step_of(tier: HostTier[State], key: str, timeout_s: float | None = None) -> int:
@@ -61,7 +62,7 @@ class Slow(Shelf):
     def _wait(self, key: str) -> None:
         if key == "slow":
             self.begun.set()
-            assert self.may_end.wait(60)
+            assert self.may_end.wait(PATIENCE_S)
 
 
 # Leases and loads
@@ -92,7 +93,7 @@ def test_a_failing_load_fails_all_who_wait_and_leaves_nothing() -> None:
     tier = HostTier(shelf, 16)
     with ThreadPoolExecutor(4) as pool:
         leases = [pool.submit(step_of, tier, "slow") for _ in range(4)]
-        assert shelf.begun.wait(60)
+        assert shelf.begun.wait(PATIENCE_S)
         shelf.unreadable = True
         time.sleep(0.05)  # for the others to come and wait
         shelf.may_end.set()
@@ -117,7 +118,7 @@ def test_an_interrupted_load_is_taken_over_by_who_waits() -> None:
     tier = HostTier(shelf, 16)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(step_of, tier, "slow")
-        assert shelf.begun.wait(60)
+        assert shelf.begun.wait(PATIENCE_S)
         second = pool.submit(step_of, tier, "slow")
         time.sleep(0.05)  # for the second to come and wait
         shelf.may_end.set()
@@ -130,7 +131,7 @@ def test_different_keys_load_at_the_same_time() -> None:
 
     class Meeting(Shelf):
         def load(self, key: str) -> State:
-            barrier.wait(60)  # passes when four loads are in here
+            barrier.wait(PATIENCE_S)  # passes when four loads are in here
             return super().load(key)
 
     tier = HostTier(Meeting(a=1, b=2, c=3, d=4), 64)
@@ -143,7 +144,7 @@ def test_loads_do_not_hold_up_what_is_in_memory() -> None:
     step_of(tier, "a")
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(step_of, tier, "slow")
-        assert shelf.begun.wait(60)
+        assert shelf.begun.wait(PATIENCE_S)
         assert step_of(tier, "a") == 2
         assert tier.statistics().pinned_bytes == 16
         with pytest.raises(ResidencyError, match="'slow': somebody else's load or write-back took too long"):
@@ -337,7 +338,7 @@ def test_a_key_that_is_wanted_again_while_it_is_written_back_stays() -> None:
     tier.put("slow", State.of_step(7))
     with ThreadPoolExecutor(2) as pool:
         other = pool.submit(step_of, tier, "a")
-        assert shelf.begun.wait(60)
+        assert shelf.begun.wait(PATIENCE_S)
         wanted = pool.submit(step_of, tier, "slow")
         time.sleep(0.05)  # for it to come and wait
         shelf.may_end.set()
@@ -447,7 +448,7 @@ def test_errors_keep_no_memory_until_garbage_is_collected() -> None:
     try:
         for thread in threads:
             thread.start()
-        assert shelf.begun.wait(60)
+        assert shelf.begun.wait(PATIENCE_S)
         time.sleep(0.05)  # for the others to come and wait
         shelf.may_end.set()
         for thread in threads:

@@ -21,6 +21,7 @@ from tests.disks import make_read_only, small_disk
 from tests.policies.residency_values import Disk, State, read, write
 from tests.policies.residency_worker import NAMES, SIZE
 from tests.processes import worker
+from tests.waiting import PATIENCE_S
 
 WORKER = "tests.policies.residency_worker"
 
@@ -166,13 +167,13 @@ def test_readers_and_writers_of_a_key_wait_for_each_other(tmp_path: Path) -> Non
 
     def write_slowly(folder: Path) -> None:
         writing.set()
-        assert may_end.wait(60)
+        assert may_end.wait(PATIENCE_S)
         write(State.of_step(2), folder)
 
     save(states, "a", 1)
     with ThreadPoolExecutor(2) as pool:
         writer = pool.submit(states.save, "a", write_slowly)
-        assert writing.wait(60)
+        assert writing.wait(PATIENCE_S)
         reader = pool.submit(step_of, states, "a")
         save(states, "b", 7)
         time.sleep(0.05)

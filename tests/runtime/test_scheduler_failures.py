@@ -13,6 +13,7 @@ from opentinker_core.runtime.batching import BatchLimits
 from opentinker_core.runtime.operations import DependencyError, Kind, Operation
 from opentinker_core.runtime.scheduler import Scheduler
 from tests.runtime.executors import Bookkeeper, Fails, Sinks, held, operation
+from tests.waiting import PATIENCE_S
 
 FB, FORWARD, STEP = Kind.FORWARD_BACKWARD, Kind.FORWARD, Kind.OPTIM_STEP
 LOAD, SAVE, PUBLISH = Kind.LOAD, Kind.SAVE, Kind.PUBLISH
@@ -204,7 +205,7 @@ def test_operations_cancelled_behind_a_failure_stay_cancelled() -> None:
             scheduler.submit(x) for x in (operation(FB, payload=REFUSED), operation(STEP), operation(FB))
         ]
         futures[1].cancel()
-    assert not wait(futures, timeout=60).not_done
+    assert not wait(futures, timeout=PATIENCE_S).not_done
     assert _outcomes(futures) == ["failed", "cancelled", "not run"]
 
 
