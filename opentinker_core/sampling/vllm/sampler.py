@@ -6,7 +6,6 @@ Each completion is one request with its own seed.
 """
 
 import itertools
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +20,6 @@ from opentinker_core.sampling.vllm.endpoint import EndpointError, EndpointGoneEr
 from opentinker_core.sampling.vllm.files import AdapterFiles
 from opentinker_core.sampling.vllm.fleet import Fleet
 from opentinker_core.sampling.vllm.wire import check_request, to_body, to_sequence
-
-logger = logging.getLogger(__name__)
 
 _TRIES = 3
 """How often a completion may be broken off before it is given up; a request may be what ends the server."""
@@ -184,7 +181,6 @@ class VLLMSampler:
                 broken_off += not isinstance(error, EndpointGoneError)
                 if broken_off == _TRIES:
                     raise
-                logger.warning("%s; the completion is asked for again", error)
             finally:
                 self._fleet.end(index)
 

@@ -4,6 +4,7 @@ It runs under the guard of `opentinker_core.servers`, so it ends with this proce
 """
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ from opentinker_core.servers import Server, answers, start
 
 logger = logging.getLogger(__name__)
 
+_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (\w+ [\d-]+ [\d:]+ \[[^\]]+\])?")
+_ERROR = re.compile(r"[\w.]*(Error|Exception): |\S+: error: ")
+_ECHOES = ("EngineDeadError", "Engine core initialization failed")
 _PATIENCE = 5
 """Starts in a row that may fail before the server is given up."""
 _LONGEST_PAUSE_S = 30.0
@@ -84,12 +88,12 @@ class VLLMServer:
             if not server.running:
                 failed = 1 if self._ready else failed + 1
                 self._ready = False
-                reason = server.reason()
+                why = reason(self.log)
                 if failed >= _PATIENCE:
-                    self._failure = f"it ended {failed} times in a row: {reason} (log: {self.log})"
+                    self._failure = f"it ended {failed} times in a row: {why} (log: {self.log})"
                     logger.error("vLLM at %s is given up: %s", self.url, self._failure)
                     return
-                logger.warning("vLLM at %s ended (%s); it is started again", self.url, reason)
+                logger.warning("vLLM at %s ended (%s); it is started again", self.url, why)
                 if self._ending.wait(min(_LONGEST_PAUSE_S, 2.0 ** (failed - 1))):
                     return
                 self.restarts += 1
@@ -122,7 +126,7 @@ def wait_until_ready(
                 # At the first start nothing is gained by trying again: the same will be wrong.
                 previous = server.log.with_suffix(".previous.log")
                 log = previous if previous.exists() else server.log
-                raise OpenTinkerError(f"the vLLM server ended at its start: {_reason(log)} (log: {log})")
+                raise OpenTinkerError(f"the vLLM server ended at its start: {reason(log)} (log: {log})")
         if time.monotonic() > deadline:
             late = servers[ready.index(False)]
             raise OpenTinkerError(
@@ -131,9 +135,9 @@ def wait_until_ready(
         time.sleep(0.2)
 
 
-def _reason(log: Path) -> str:
-    """The last error that a log tells of; vLLM's own say which process they come from."""
+def reason(log: Path) -> str:
+    """What ended a server, as far as its log tells: the last error that is not only of another's end."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    said = [line.partition(") ")[2] if line.startswith("(") else line for line in lines if line.strip()]
-    errors = [line for line in said if "Error: " in line and "Engine core initialization" not in line]
-    return (errors or said or ["it said nothing"])[-1].strip()[:500]
+    said = [_PREFIX.sub("", line).strip() for line in lines]
+    errors = [line for line in said if _ERROR.match(line) and not any(word in line for word in _ECHOES)]
+    return (errors or [line for line in said if line] or ["it said nothing"])[-1][:500]
