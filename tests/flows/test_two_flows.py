@@ -32,7 +32,7 @@ CONFIGS = [
     ],
 ]
 
-pytestmark = pytest.mark.servers
+pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("prefect")]
 
 
 def _outcome(run_id: str) -> tuple[list[float], list[str]]:
