@@ -1,20 +1,11 @@
 """The three LoRA operations on the CPU, by the fastest way for the shape; see `reference` for what they do.
 
-Measured (two AVX2 cores, float32, ranks 8 and 16, microseconds for one shrink):
-
-    segments x rows, D      bmm   loop   grouped_mm   dense
-    8 x 1, 576 (decode)      30     71           42      94
-    64 x 1, 64 (decode)      30    464          198     130
-    8 x about 3, 576 ragged   -    360          288     130
-    64 x about 1, 64 ragged   -   2246         1801     192
-    8 x 128, 576            340    691          647     746
-    8 x about 128, 576 ragged -    862          803    1345
-
-So runs of segments of one length are one batched product; ragged ones of few rows are one dense product
-with the factors of all segments, of which each row keeps its own; ragged ones of many rows are a loop
-(`grouped_mm` gains 7 % in this one case, loses in expand, and wants aligned ranks). The dense way rounds
-differently and multiplies other segments' factors by zero, so it needs finite factors: it is used
-where the plan does not ask for invariance.
+Runs of segments of one length are one batched product, others a loop over runs: for 8 segments of one row
+of 576 features a batched product takes 30 microseconds and a loop 71; for 64 of one row of 64 features 30
+and 464 (two AVX2 cores, float32, rank 8). `grouped_mm` is slower at these sizes, and wants aligned ranks. A
+sampler gives each row a segment of its own, so that a row's bits do not depend on how many rows its adapter
+has: many rows of one adapter are a batched product too, of one matrix that is repeated without a copy; only
+many rows of each of many adapters cost more so (8 x 8 rows: 285 instead of 37 microseconds).
 """
 
 from collections.abc import Sequence
@@ -26,10 +17,6 @@ from torch import Tensor
 
 from opentinker_kernels.plan import RoutingPlan, Segment
 from opentinker_kernels.reference import sliced
-
-_DENSE_RANKS = 512
-"""Rank columns of all segments together up to which the dense way pays, and rows up to which it does."""
-_DENSE_ROWS = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +48,6 @@ def shrink(x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ..
         return torch.bmm(x_nLD, run.factors(W_SRD).transpose(1, 2)).flatten(0, 1)
     rank = W_SRD.shape[1]
     x_PD = _sorted(x_TD, plan).to(W_SRD.dtype)
-    if _is_dense(plan, rank):
-        return _dense_shrink(x_PD, W_SRD, plan, slices)
     u_PR = x_PD.new_empty(plan.n_routed, max(1, len(slices)) * rank)
     for run in _runs(plan):
         x_nLD, W_nRD, u_nLR = run.batched(x_PD), run.factors(W_SRD), run.batched(u_PR)
@@ -86,13 +71,10 @@ def expand_add(
     y_PD = _sorted(y_TD, plan)
     if y_PD.dtype != W_SRD.dtype:
         y_PD = y_PD.to(W_SRD.dtype)
-    if _is_dense(plan, W_SRD.shape[1]):
-        _dense_expand_add(y_PD, u_PR, W_SRD, plan, slices)
-    else:
-        for run in _runs(plan):
-            y_nLD, u_nLR, W_nRD = run.batched(y_PD), run.batched(u_PR), run.factors(W_SRD)
-            for features, ranks in sliced(W_SRD.shape[2], W_SRD.shape[1], slices):
-                y_nLD[:, :, features].baddbmm_(u_nLR[:, :, ranks], W_nRD[:, :, features])
+    for run in _runs(plan):
+        y_nLD, u_nLR, W_nRD = run.batched(y_PD), run.batched(u_PR), run.factors(W_SRD)
+        for features, ranks in sliced(W_SRD.shape[2], W_SRD.shape[1], slices):
+            y_nLD[:, :, features].baddbmm_(u_nLR[:, :, ranks], W_nRD[:, :, features])
     if plan.rows is not None:
         y_TD[plan.rows] = y_PD.to(y_TD.dtype)
     elif y_TD.dtype != W_SRD.dtype:
@@ -186,41 +168,3 @@ def _as_slice(slots: list[int]) -> slice | Tensor:
     if slots == list(range(slots[0], slots[0] + len(slots))):
         return slice(slots[0], slots[0] + len(slots))
     return torch.tensor(slots)
-
-
-def _is_dense(plan: RoutingPlan, rank: int) -> bool:
-    return (
-        not plan.invariant
-        and len(_runs(plan)) > 1
-        and plan.n_routed <= _DENSE_ROWS
-        and len(plan.segments) * rank <= _DENSE_RANKS
-    )
-
-
-def _owner(plan: RoutingPlan) -> tuple[Tensor, Tensor]:
-    """(position, segment) of each routed row."""
-
-    def find() -> tuple[Tensor, Tensor]:
-        lengths = torch.tensor([segment.length for segment in plan.segments])
-        return torch.arange(plan.n_routed), torch.arange(len(lengths)).repeat_interleave(lengths)
-
-    return plan.cached("owner", find)
-
-
-def _dense_shrink(x_PD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...]) -> Tensor:
-    W_GRD = W_SRD[list(plan.slots)]
-    parts = []
-    for features, _ in sliced(W_SRD.shape[2], W_SRD.shape[1], slices):
-        all_PGR = torch.nn.functional.linear(x_PD[:, features], W_GRD[:, :, features].flatten(0, 1))
-        parts.append(all_PGR.unflatten(1, W_GRD.shape[:2])[_owner(plan)])
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def _dense_expand_add(
-    y_PD: Tensor, u_PR: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...]
-) -> None:
-    W_GRD = W_SRD[list(plan.slots)]
-    for features, ranks in sliced(W_SRD.shape[2], W_SRD.shape[1], slices):
-        spread_PGR = u_PR.new_zeros(plan.n_routed, *W_GRD.shape[:2])
-        spread_PGR[_owner(plan)] = u_PR[:, ranks]
-        y_PD[:, features].addmm_(spread_PGR.flatten(1), W_GRD[:, :, features].flatten(0, 1))

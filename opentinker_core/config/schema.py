@@ -161,7 +161,7 @@ class CorrectionKind(StrEnum):
 class CorrectionLevel(StrEnum):
     """What has one importance weight."""
 
-    TOKEN = "token"
+    TOKEN = "token"  # noqa: S105 - no password
     SEQUENCE = "sequence"
     """A trajectory: the product over its trained tokens."""
     GEOMETRIC = "geometric"
@@ -315,6 +315,10 @@ class RuntimeConfig(Frozen):
     """Adapters of one rank bucket that a batch may use at once; more policies than that take turns."""
     policy_memory_gb: PositiveFloat = 4.0
     """Memory for policies' training states; those used least recently wait on local disk."""
+    kv_memory_gb: PositiveFloat = 2.0
+    """GB for keys and values of the sequences that the native sampler decodes; others wait."""
+    prefix_memory_gb: NonNegativeFloat = 0.5
+    """GB for keys and values of prompts that were seen, for those that begin alike."""
     snapshot_memory_gb: PositiveFloat = 1.0
     """Memory for the adapters of sampled versions; others are read from their snapshots again."""
     sampler: Literal["native", "vllm"] = "native"

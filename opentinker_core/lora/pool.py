@@ -115,7 +115,7 @@ class AdapterPool:
         self.model = model
         self.max_slots = max_slots
         self.stats = PoolStats()
-        self._device, self._dtype = torch.device(device), dtype
+        self.device, self._dtype = torch.device(device), dtype
         self._buckets: dict[int, Bucket] = {}
         self._occupants: OrderedDict[Hashable, _Occupant] = OrderedDict()
         """Least recently used first."""
@@ -157,7 +157,7 @@ class AdapterPool:
 
     def bucket_rank(self, rank: int) -> int:
         """The rank of the bucket for adapters of `rank`."""
-        smallest = 16 if self._device.type == "cuda" else 8  # tensor cores take 16 columns
+        smallest = 16 if self.device.type == "cuda" else 8  # tensor cores take 16 columns
         return next(size for size in _RANKS if size >= max(rank, smallest))
 
     def _occupy(self, key: Hashable, want: Wanted) -> _Occupant:
@@ -180,7 +180,7 @@ class AdapterPool:
         return occupant
 
     def _free_slot(self, rank: int) -> Slot:
-        bucket = self._buckets.setdefault(rank, Bucket(rank, self._device, self._dtype))
+        bucket = self._buckets.setdefault(rank, Bucket(rank, self.device, self._dtype))
         taken = {o.slot.index for o in self._occupants.values() if o.slot.rank == rank}
         if len(taken) == bucket.capacity < self.max_slots:
             bucket.grow(min(2 * bucket.capacity, self.max_slots))

@@ -27,6 +27,7 @@ from opentinker_core.runtime.clients import SamplerClient, TrainerClient
 from opentinker_core.runtime.executor import EngineExecutor
 from opentinker_core.runtime.scheduler import Scheduler
 from opentinker_core.runtime.scheduler_statistics import Statistics
+from opentinker_core.sampling.generation import Limits
 from opentinker_core.sampling.native import NativeSampler
 from opentinker_core.sampling.protocol import Sampler
 from opentinker_core.sampling.vllm.opening import open_sampler
@@ -65,6 +66,9 @@ class SharedEngine:
             fetch,
             trainer.read_adapter,
             memory=int(config.snapshot_memory_gb * 1e9),
+            limits=Limits(
+                kv_bytes=int(config.kv_memory_gb * 1e9), prefix_bytes=int(config.prefix_memory_gb * 1e9)
+            ),
         )
         self.vllm: VLLMSampler | None = None
         """What samples instead, for all tenants: its servers have queues of their own."""

@@ -105,6 +105,9 @@ class _Shape:
         return cls(*(getattr(params, name) for name in SHAPE_FIELDS))
 
 
+_PLAIN = _Shape(1.0, 1.0, 0, 0.0)
+
+
 def draw_tokens(logits_BV: Tensor, draws: Sequence[Draw]) -> list[Draw]:
     """Draw the next token of each sequence; gives those whose distribution is not finite, which got none."""
     groups: dict[_Shape, list[int]] = {}
@@ -118,19 +121,18 @@ def draw_tokens(logits_BV: Tensor, draws: Sequence[Draw]) -> list[Draw]:
 
 
 def _draw_alike(logits_BV: Tensor, shape: _Shape, draws: Sequence[Draw]) -> list[Draw]:
-    greatest_B1, total_B = _normalizer(logits_BV)
-    model_log_B = greatest_B1[:, 0].double() + total_B.log()
+    model = _Weights.of(logits_BV)
     if shape.temperature == 0:
-        tokens_B = logits_BV.argmax(-1)
-        logprobs_B, finite_B = torch.zeros_like(model_log_B), model_log_B.isfinite()
+        tokens_B1 = logits_BV.argmax(-1, keepdim=True)
+        logprobs_B = torch.zeros_like(model.total_B)
     else:
-        tokens_B, logprobs_B, finite_B = _sample(logits_BV, shape, draws)
-    picked_B = logits_BV.gather(1, tokens_B[:, None])[:, 0].double()
-    tops = _tops(logits_BV, model_log_B, draws)
-    columns = (tokens_B, logprobs_B, (picked_B - model_log_B).clamp(max=0.0), finite_B)
+        shaped = model if shape == _PLAIN else _Weights.of(_shaped(logits_BV, shape))
+        tokens_B1 = shaped.pick([draw.uniform() for draw in draws]).clamp(max=logits_BV.shape[1] - 1)
+        logprobs_B = shaped.logprobs(tokens_B1)
+    columns = (tokens_B1[:, 0], logprobs_B, model.logprobs(tokens_B1), logprobs_B.isfinite())
     failed = []
     for draw, top, token, logprob, model_logprob, finite in zip(
-        draws, tops, *(column.tolist() for column in columns), strict=True
+        draws, _tops(model, draws), *(column.tolist() for column in columns), strict=True
     ):
         if finite:
             draw.take(token, logprob, model_logprob, top)
@@ -139,35 +141,52 @@ def _draw_alike(logits_BV: Tensor, shape: _Shape, draws: Sequence[Draw]) -> list
     return failed
 
 
-def _normalizer(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
-    """(greatest logit (B, 1), sum of exp(logit - greatest) (B,) in float64)."""
-    greatest_B1 = logits_BV.amax(-1, keepdim=True)
-    return greatest_B1, (logits_BV - greatest_B1).exp_().sum(-1, dtype=torch.float64)
+def _shaped(logits_BV: Tensor, shape: _Shape) -> Tensor:
+    """Logits of the shaped distribution, up to a constant."""
+    return log_distribution(logits_BV, shape) if is_truncated(shape) else logits_BV / shape.temperature
 
 
-def _sample(logits_BV: Tensor, shape: _Shape, draws: Sequence[Draw]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens (B,), their logprobs in the shaped distribution (B,), and which rows were finite (B,)."""
-    if is_truncated(shape):
-        shaped_BV = log_distribution(logits_BV, shape)
-    else:
-        shaped_BV = logits_BV if shape.temperature == 1.0 else logits_BV / shape.temperature
-    greatest_B1 = shaped_BV.amax(-1, keepdim=True)
-    weights_BV = (shaped_BV - greatest_B1).exp_()
-    # Inverse transform in float64: rounding cannot reach a token of probability zero, because
-    # thresholds lie strictly below the totals and the searches are right-sided.
-    padded_BV = torch.nn.functional.pad(weights_BV, (0, -weights_BV.shape[1] % _CHUNK))
-    chunks_BCV = padded_BV.unflatten(1, (-1, _CHUNK))
-    cumulative_BC = chunks_BCV.sum(-1, dtype=torch.float64).cumsum(-1)
-    total_B = cumulative_BC[:, -1]
-    uniform_B = torch.tensor([draw.uniform() for draw in draws], dtype=torch.float64, device=total_B.device)
-    threshold_B1 = (uniform_B * total_B)[:, None]
-    chunk_B1 = _search(cumulative_BC, threshold_B1)
-    before_B1 = torch.where(chunk_B1 > 0, cumulative_BC.gather(1, (chunk_B1 - 1).clamp(min=0)), 0.0)
-    inside_BV = chunks_BCV.gather(1, chunk_B1[:, :, None].expand(-1, -1, _CHUNK))[:, 0].double().cumsum(-1)
-    inside_B1 = _search(inside_BV, (threshold_B1 - before_B1).clamp(min=0.0))
-    tokens_B1 = (chunk_B1 * _CHUNK + inside_B1).clamp(max=logits_BV.shape[1] - 1)
-    logprobs_B = (shaped_BV.gather(1, tokens_B1) - greatest_B1)[:, 0].double() - total_B.log()
-    return tokens_B1[:, 0], logprobs_B.clamp(max=0.0), total_B.isfinite()
+@dataclass(frozen=True, eq=False)
+class _Weights:
+    """exp(logit - greatest), in chunks, with their sums."""
+
+    logits_BV: Tensor
+    greatest_B1: Tensor
+    chunks_BCV: Tensor
+    cumulative_BC: Tensor
+    """float64"""
+
+    @classmethod
+    def of(cls, logits_BV: Tensor) -> "_Weights":
+        greatest_B1 = logits_BV.amax(-1, keepdim=True)
+        weights_BV = (logits_BV - greatest_B1).exp_()
+        if extra := -weights_BV.shape[1] % _CHUNK:
+            weights_BV = torch.nn.functional.pad(weights_BV, (0, extra))
+        chunks_BCV = weights_BV.unflatten(1, (-1, _CHUNK))
+        return cls(logits_BV, greatest_B1, chunks_BCV, chunks_BCV.sum(-1).double().cumsum(-1))
+
+    @property
+    def total_B(self) -> Tensor:
+        return self.cumulative_BC[:, -1]
+
+    def logprobs(self, tokens_BN: Tensor) -> Tensor:
+        """float64 (B,), or (B, N) of several tokens a row."""
+        shifted_BN = (self.logits_BV.gather(1, tokens_BN) - self.greatest_B1).double()
+        return (shifted_BN - self.total_B.log()[:, None]).clamp(max=0.0).squeeze(1)
+
+    def pick(self, uniform_B: Sequence[float]) -> Tensor:
+        """The tokens (B, 1) at these shares of the total: inverse transform, in float64.
+
+        Rounding cannot reach a token of weight zero: thresholds lie strictly below what is searched, and
+        the searches are right-sided.
+        """
+        share_B = torch.tensor(uniform_B, dtype=torch.float64, device=self.total_B.device)
+        threshold_B1 = (share_B * self.total_B)[:, None]
+        chunk_B1 = _search(self.cumulative_BC, threshold_B1)
+        before_B1 = self.cumulative_BC.gather(1, (chunk_B1 - 1).clamp(min=0)) * (chunk_B1 > 0)
+        chunk_BV = self.chunks_BCV.gather(1, chunk_B1[:, :, None].expand(-1, -1, _CHUNK))[:, 0]
+        inside_B1 = _search(chunk_BV.double().cumsum(-1), (threshold_B1 - before_B1).clamp(min=0.0))
+        return chunk_B1 * _CHUNK + inside_B1
 
 
 def _search(cumulative_BN: Tensor, threshold_B1: Tensor) -> Tensor:
@@ -177,14 +196,12 @@ def _search(cumulative_BN: Tensor, threshold_B1: Tensor) -> Tensor:
     return torch.minimum(found_B1, last_B1)
 
 
-def _tops(
-    logits_BV: Tensor, model_log_B: Tensor, draws: Sequence[Draw]
-) -> list[tuple[list[int], list[float]] | None]:
+def _tops(model: _Weights, draws: Sequence[Draw]) -> list[tuple[list[int], list[float]] | None]:
     wanted = max(draw.request.top_logprobs for draw in draws)
     if wanted == 0:
         return [None] * len(draws)
-    values_BK, tokens_BK = logits_BV.topk(wanted, dim=-1)
-    logprobs_BK = (values_BK.double() - model_log_B[:, None]).clamp(max=0.0)
+    tokens_BK = model.logits_BV.topk(wanted, dim=-1).indices
+    logprobs_BK = model.logprobs(tokens_BK).reshape(len(draws), wanted)
     return [
         (tokens[: draw.request.top_logprobs], values[: draw.request.top_logprobs])
         for draw, tokens, values in zip(draws, tokens_BK.tolist(), logprobs_BK.tolist(), strict=True)

@@ -84,7 +84,9 @@ def _routing(pool: AdapterPool, rows: Sequence[tuple[int, Slot | None]], padding
     if all(slot is None for _, slot in rows):
         return None
     parts = [Rows(count, slot) for count, slot in rows]
-    return Routing(pool, [*parts, Rows(padding, None)] if padding else parts)
+    # On a GPU the library's products are not invariant, so nothing is won by kernels that are.
+    invariant = pool.device.type == "cpu"
+    return Routing(pool, [*parts, Rows(padding, None)] if padding else parts, invariant=invariant)
 
 
 class _FlatBatch:
