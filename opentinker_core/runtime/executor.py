@@ -40,7 +40,8 @@ class EngineExecutor:
         try:
             self._sampler.step()
         except Exception:
-            self._tickets.clear()
+            for operation in list(self._tickets):
+                self.drop(operation)
             raise
         return [self._progress(operation) for operation in list(self._tickets)]
 

@@ -147,7 +147,19 @@ class Generation:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admit what there is room for, and move everything that runs by one pass."""
+        """Admit what there is room for, and move everything that runs by one pass.
+
+        Raises:
+            Exception: the pass broke off. Keys and values may be half written: nothing that ran or waited
+                goes on.
+        """
+        try:
+            self._step()
+        except Exception:
+            self._forget_all()
+            raise
+
+    def _step(self) -> None:
         self._admit()
         self._make_room()
         prefilling = self._next_chunks()
@@ -155,11 +167,7 @@ class Generation:
         if not (prefilling or decoding):
             return
         self.counts.steps += 1
-        try:
-            logits = self._forward(prefilling, decoding)
-        except Exception:
-            self._forget_all()
-            raise
+        logits = self._forward(prefilling, decoding)
         heads: list[tuple[Tensor, _Run, Draw]] = []
         for run, own_MV in zip(prefilling, logits[: len(prefilling)], strict=True):
             heads += self._prefilled(run, own_MV)
@@ -358,7 +366,6 @@ class Generation:
         run.lease.close()
 
     def _forget_all(self) -> None:
-        """After a step that broke off: keys and values may be half written, so all that ran is dropped."""
         for run in list(self._running):
             self._release(run, scrub=True)
             self._leave(run)
