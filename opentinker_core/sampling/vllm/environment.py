@@ -160,10 +160,11 @@ class _Installation:
                 self.report(stage, 0, 0)
         if process.wait() != 0:
             said = [line.strip() for line in lines if line.strip()]
-            errors = [line for line in said if "error" in line.lower()]
+            errors = [line for line in said if "error" in line.lower()]  # of pip's the first says most
+            reason = (errors or said[-1:] or ["it said nothing"])[0]
             raise OpenTinkerError(
-                f"{self.package} {VERSION} cannot be installed: {(errors or said or ['no output'])[-1]:.300} "
-                f"(log: {self.log}); `opentinker vllm setup` goes on from here"
+                f"{self.package} {VERSION} cannot be installed: {reason:.300} (log: {self.log}); "
+                "`opentinker vllm setup` goes on from here"
             )
         return "".join(lines)
 
