@@ -284,7 +284,7 @@ class VLLMConfig(Frozen):
     cpu_kv_cache_gb: PositiveInt = 1
     """On CPU, memory for keys and values of each server, in GiB."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """On CPU, threads of each server; 0: the cores, divided between the servers."""
+    """On CPU, threads of each server; 0: the cores, or `OMP_NUM_THREADS`, divided between the servers."""
     max_concurrent: Annotated[int, Field(ge=1, le=4096)] = 256
     """Completions that are asked for at once."""
     request_timeout_s: PositiveFloat = 600.0
@@ -345,13 +345,9 @@ class CanaryConfig(Frozen):
     threshold: PositiveFloat | None = None
     """Mean |difference of logprobs| for an alarm; None: what fits the sampler and its number format."""
     action: Literal["raise", "warn"] = "raise"
-    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = (
-        "1+1=2\n3+4=",
-        "The capital of France is",
-        "def add(a, b):\n",
-        "Yes, I",
-    )
-    """What completions are sampled for. Prompts like those of the run show a smaller difference."""
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = ("1+1=", "The")
+    """What tokens are sampled after. Prompts like those of the run, and more of them, show smaller
+    differences, and cost more."""
 
 
 class TrainConfig(Frozen):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opentinker_core.config.schema import VLLMConfig
+from opentinker_core.models.placement import available_cores
 from opentinker_core.models.source import ModelSource
 
 MAX_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -91,8 +92,8 @@ def _environment(config: VLLMConfig, device: str, home: Path) -> dict[str, str]:
     if device == "cpu":
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(config.cpu_kv_cache_gb)
         threads = config.threads
-        if not threads and config.endpoints > 1:
-            threads = max(1, len(os.sched_getaffinity(0)) // config.endpoints)
+        if not threads and (config.endpoints > 1 or "OMP_NUM_THREADS" in os.environ):
+            threads = max(1, available_cores() // config.endpoints)
         if threads:
             # Else vLLM binds one thread to every core, and those of two servers would share them.
             environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}

@@ -50,6 +50,7 @@ class Fleet:
         self._recovery_s = recovery_s
         self._broken = broken
         self._balancer = Balancer(len(endpoints))
+        self._closed = False
 
     def begin(self, version: str, prompt: Sequence[int]) -> int:
         """The index of a working endpoint for a completion; waits for one if there is none.
@@ -129,11 +130,10 @@ class Fleet:
                 member.locks.pop(name, None)
 
     def close(self) -> None:
-        """Unload what was loaded, where the server still answers, and close the connections."""
+        """Unload what was loaded, where the server still answers, and wait for none any more."""
+        self._closed = True
         for name in {name for member in self._members for name in member.loaded}:
             self.unload(name)
-        for endpoint in self.endpoints:
-            endpoint.close()
 
     def _usable(self) -> list[int]:
         deadline = time.monotonic() + self._recovery_s
@@ -141,7 +141,7 @@ class Fleet:
             usable = [index for index, member in enumerate(self._members) if self._works(member)]
             if usable:
                 return usable
-            reason = self._broken()
+            reason = "the sampler is closed" if self._closed else self._broken()
             if reason is not None or time.monotonic() > deadline:
                 said = "; ".join(str(member.failure) for member in self._members)
                 raise OpenTinkerError(f"no vLLM server works: {reason or said}")

@@ -51,6 +51,8 @@ def open_sampler(
             undo.callback(_stop, servers)
         urls = config.urls or tuple(server.url for server in servers)
         endpoints = [Endpoint(url, config.request_timeout_s, config.max_concurrent) for url in urls]
+        for endpoint in endpoints:
+            undo.callback(endpoint.close)
         served = [check_identity(endpoint, source, home) for endpoint in endpoints]
         for endpoint, one in zip(endpoints, served, strict=True):
             check_logprobs(endpoint, one)

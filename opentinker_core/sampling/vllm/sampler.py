@@ -8,13 +8,12 @@ Each completion is one request with its own seed.
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from opentinker_core.errors import UsageError
+from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.sampling.protocol import BASE, SampledSequence, SampleRequest
 from opentinker_core.sampling.vllm.endpoint import EndpointError, EndpointGoneError
 from opentinker_core.sampling.vllm.files import AdapterFiles
@@ -120,51 +119,61 @@ class VLLMSampler:
         """
         for request in requests:
             check_request(request, self.max_context)
-        with self._leases(requests) as adapters:
-            futures = [
-                [self._pool.submit(self._complete, r, seed, adapters[r.version]) for seed in r.seeds]
-                for r in requests
-            ]
-            every = [future for row in futures for future in row]
-            try:
-                for future in wait(every, return_when=FIRST_EXCEPTION).done:
-                    future.result()  # one that failed raises, before the others are waited for
-                return [[future.result() for future in row] for row in futures]
-            finally:
-                for future in every:
-                    future.cancel()
-                wait(every)
+        adapters = self._lease(requests)
+        futures = [
+            [self._pool.submit(self._leased, request, seed, adapter) for seed in request.seeds]
+            for request, adapter in zip(requests, adapters, strict=True)
+        ]
+        try:
+            for future in wait(itertools.chain(*futures), return_when=FIRST_EXCEPTION).done:
+                future.result()  # one that failed raises, before the others are waited for
+            return [[future.result() for future in row] for row in futures]
+        finally:
+            for row, adapter in zip(futures, adapters, strict=True):
+                self._return(adapter, sum(future.cancel() for future in row))
 
     def close(self) -> None:
-        """Unload all adapters and end; requests that run are waited for. Idempotent."""
+        """End at once: requests that run on servers of our own are broken off. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self._fleet.close()
         self._ending()
+        self._pool.shutdown()
+        for endpoint in self._fleet.endpoints:
+            endpoint.close()
         self._files.close()
 
-    @contextmanager
-    def _leases(self, requests: Sequence[SampleRequest]) -> Iterator[dict[str, _Adapter | None]]:
-        """The adapters of the requests' versions, which stay loaded meanwhile."""
-        versions = {request.version for request in requests}
+    def _lease(self, requests: Sequence[SampleRequest]) -> list[_Adapter | None]:
+        """The adapter of each request, counted as in use once a completion."""
+        adapters = []
         with self._lock:
-            for version in versions - {BASE}:
-                if version not in self._served:
+            if self._closed:
+                raise OpenTinkerError("the vLLM sampler is closed")
+            for request in requests:
+                if request.version != BASE and request.version not in self._served:
                     known = ", ".join([BASE, *list(self._served)[-10:]])
-                    raise UsageError(f"version: {version!r} is not served; accepted: {known}")
-            adapters: dict[str, _Adapter | None] = {v: self._served[v] for v in versions - {BASE}}
-            adapters[BASE] = self._zero
-            names = [adapter.name for adapter in adapters.values() if adapter is not None]
-            self._in_use.update(names)
-        try:
-            yield adapters
-        finally:
+                    raise UsageError(f"version: {request.version!r} is not served; accepted: {known}")
+            for request in requests:
+                adapter = self._zero if request.version == BASE else self._served[request.version]
+                adapters.append(adapter)
+                if adapter is not None:
+                    self._in_use[adapter.name] += len(request.seeds)
+        return adapters
+
+    def _return(self, adapter: _Adapter | None, count: int = 1) -> None:
+        if adapter is not None and count:
             with self._lock:
-                self._in_use.subtract(names)
+                self._in_use[adapter.name] -= count
             self._unload_unused()
+
+    def _leased(self, request: SampleRequest, seed: int, adapter: _Adapter | None) -> SampledSequence:
+        try:
+            return self._complete(request, seed, adapter)
+        finally:
+            self._return(adapter)
 
     def _complete(self, request: SampleRequest, seed: int, adapter: _Adapter | None) -> SampledSequence:
         """One completion, on whichever endpoint gives it; the same seed gives the same tokens on each."""
