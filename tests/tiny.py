@@ -128,6 +128,7 @@ def rl_datums(
                     temperature=request.params.temperature,
                     top_p=request.params.top_p,
                     top_k=request.params.top_k,
+                    min_p=request.params.min_p,
                 )
             )
     return datums

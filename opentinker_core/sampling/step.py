@@ -22,6 +22,9 @@ from opentinker_core.lora.routing import Routing, Rows, routed
 from opentinker_core.models.decoder import Decoder
 from opentinker_core.sampling.kv_cache import BLOCK, Place, Shelf
 
+_QUERIES = 4
+"""A head's queries come in multiples of this; others get bits that depend on where in memory they lie."""
+
 
 @dataclass(frozen=True, eq=False)
 class Piece:
@@ -204,14 +207,20 @@ class _Read:
         # The query heads of a key-value head become queries of one head: (S, K, G * Q, D).
         query_SQKGD = query_THD[self._flat_T].unflatten(0, sizes[:2]).unflatten(2, sizes[2:])
         query_SKqD = query_SQKGD.permute(0, 2, 3, 1, 4).flatten(2, 3)
+        count = query_SKqD.shape[2]
+        mask_S1qW = self._mask(window, count + -count % _QUERIES, query_THD.dtype)
         out_SKqD = nn.functional.scaled_dot_product_attention(
-            query_SKqD, key_SKWD, value_SKWD, self._mask(window, sizes[3], query_THD.dtype), scale=scaling
+            nn.functional.pad(query_SKqD, (0, 0, 0, -count % _QUERIES)),
+            key_SKWD,
+            value_SKWD,
+            mask_S1qW,
+            scale=scaling,
         )
-        out_SKGQD = out_SKqD.unflatten(2, (sizes[3], sizes[1]))
+        out_SKGQD = out_SKqD[:, :, :count].unflatten(2, (sizes[3], sizes[1]))
         return out_SKGQD.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
 
-    def _mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores, (S, 1, G * Q, W); made once a step."""
+    def _mask(self, window: int | None, queries: int, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores, (S, 1, queries, W); made once a step."""
         if window not in self._masks:
             columns_W = torch.arange(self._shelf.width, device=self._at_SQ1.device)
             visible_SQW = columns_W <= self._at_SQ1
@@ -219,5 +228,6 @@ class _Read:
                 visible_SQW &= columns_W > self._at_SQ1 - window
             mask_SQW = torch.zeros(visible_SQW.shape, dtype=dtype, device=visible_SQW.device)
             mask_SQW.masked_fill_(~visible_SQW, float("-inf"))
-            self._masks[window] = mask_SQW.repeat(1, groups, 1)[:, None]
+            repeated = torch.arange(queries, device=mask_SQW.device) % self._queries
+            self._masks[window] = mask_SQW[:, repeated][:, None]
         return self._masks[window]

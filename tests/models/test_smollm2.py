@@ -1,3 +1,4 @@
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,14 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from envs.protocol import Observation
+from opentinker_core.config.schema import LoRAConfig
+from opentinker_core.lora.adapter import fresh_adapter
+from opentinker_core.lora.layer import install
+from opentinker_core.lora.peft_format import read_peft, write_peft
+from opentinker_core.lora.pool import AdapterPool
 from opentinker_core.models import smollm2 as recipe
+from opentinker_core.models.attention import ATTENTION
+from opentinker_core.models.decoder import Decoder
 from opentinker_core.models.fingerprint import fingerprint
 from opentinker_core.models.llama_gguf import convert
 from opentinker_core.models.loading import load_model, load_tokenizer
@@ -16,6 +24,8 @@ from opentinker_core.models.progress import silent
 from opentinker_core.models.renderer import Renderer
 from opentinker_core.models.source import ModelSource
 from opentinker_core.models.wheel import fetch_wheel_member
+from opentinker_core.sampling.native import NativeSampler
+from opentinker_core.sampling.protocol import BASE, SampleRequest, SamplingParams
 
 pytestmark = pytest.mark.pretrained
 
@@ -107,3 +117,45 @@ def test_default_system_prompt_appears_once_in_a_dialogue(tokenizer: PreTrainedT
         "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi<|im_end|>\n"
         "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_a_sampler_gives_the_same_bits_alone_and_in_any_mix(
+    smollm2: ModelSource, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    """With the shapes of a real model, and several threads."""
+    model = load_model(smollm2, "cpu", torch.float32)
+    model.set_attn_implementation(ATTENTION)
+    torch.set_num_threads(2)
+    pool = AdapterPool(install(model), "cpu", torch.float32)
+    sampler = NativeSampler(
+        Decoder.of(model), pool, tokenizer, lambda uri, _: Path(uri), lambda path: read_peft(path, pool.model)
+    )
+    versions = [BASE]
+    for seed, rank in enumerate((8, 8, 32)):
+        adapter = fresh_adapter(LoRAConfig(rank=rank), pool.model, seed)
+        adapter.row_P.add_(
+            0.01 * torch.randn(len(adapter.row_P), generator=torch.Generator().manual_seed(seed))
+        )
+        write_peft(adapter, tmp_path / f"{seed}", "smollm2")
+        versions.append(f"p{seed}@1")
+        sampler.refresh(versions[-1], str(tmp_path / f"{seed}"), f"digest-{seed}")
+    prompts = ["1+1=2\n5+4=9\n3+4=", "The capital of France is", "Once upon a time, " * 12]
+    asked = [
+        SampleRequest(
+            tuple(tokenizer.encode(prompts[i % 3])), SamplingParams(6 + i % 4), version, (i, i + 50)
+        )
+        for i, version in enumerate(versions * 3)
+    ]
+
+    def answers(requests: list[SampleRequest]) -> list[list[tuple[list[int], list[float]]]]:
+        return [
+            [(s.tokens.tolist(), s.logprobs.tolist()) for s in sequences]
+            for sequences in sampler.sample(requests)
+        ]
+
+    alone = [answers([request])[0] for request in asked]
+    assert answers(asked) == alone
+    rng = random.Random(0)
+    for size in (3, 7, 30):
+        chosen = [rng.randrange(len(asked)) for _ in range(size)]
+        assert answers([asked[i] for i in chosen]) == [alone[i] for i in chosen]

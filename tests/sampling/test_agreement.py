@@ -19,6 +19,8 @@ SHAPES = [
     {"temperature": 1.0, "top_k": 5},
     {"temperature": 0.6, "top_p": 0.9, "top_k": 20},
     {"temperature": 1.3, "top_p": 0.5, "top_k": 7},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.3, "min_p": 0.02, "top_p": 0.9, "top_k": 20},
 ]
 
 
