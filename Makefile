@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 STAMP := $(VENV)/.installed
 
 .PHONY: setup quickstart test lint format clean
@@ -18,8 +19,9 @@ quickstart: setup  ## Train SmolLM2-135M with RL on the embedded defaults
 	$(BIN)/opentinker models fetch smollm2-135m
 	$(BIN)/opentinker train deployments/configs/quickstart.yaml
 
-test: setup lint  ## Lint, types, import direction, all tests
-	$(BIN)/python -m pytest
+test: setup lint  ## Lint, types, import direction, all tests; those with vLLM alone, for their memory
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not vllm'; others=$$?; \
+	$(BIN)/python -m pytest -m vllm tests/sampling/vllm && exit $$others
 
 lint: setup
 	$(BIN)/ruff check .

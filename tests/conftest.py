@@ -1,7 +1,10 @@
 """Fixtures that several rooms share; and which tests run side by side when pytest-xdist runs them."""
 
 import os
+import signal
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells set it for what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send Ctrl-C to programs they start
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -9,28 +12,43 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-_LONG = ("learning", "servers", "processes")
+_LONG = ("learning", "servers", "processes", "vllm")
 """Markers of files that take long: they begin first, so that no worker has one left over at the end."""
 
+_PREFECT = ("training_flows", "train_together", "two_flows", "deployments")
+_TOGETHER = {f"tests/flows/test_{name}.py": "prefect" for name in _PREFECT}
+"""Files whose tests share a server, by the name of their group."""
 
-@pytest.hookimpl(tryfirst=True)
+_APART = "tests/learning/"
+"""Where tests are long and share nothing."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file on one worker, for what they share, unless they name a group of their own."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("/".join(item.path.parts[-2:])))
+    """On a worker of pytest-xdist: files with a long test come first."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        long = {_group(item) for item in items if any(map(item.get_closest_marker, _LONG))}
-        items.sort(key=lambda item: _group(item) not in long)
+        long = {item.path for item in items if any(map(item.get_closest_marker, _LONG))}
+        items.sort(key=lambda item: item.path not in long)
 
 
-def _group(item: pytest.Item) -> str:
-    marker = item.get_closest_marker("xdist_group")
-    assert marker is not None
-    return str(marker.args[0])
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`pytest -n 3` keeps the tests of a file on one worker, for what they share.
+
+    (The markers of `--dist loadgroup` are not seen under pytest 9.2.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return nodeid if path.startswith(_APART) else _TOGETHER.get(path, path)
+
+    config.option.loadscopereorder = False  # in the order of collection, not by their number of tests
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

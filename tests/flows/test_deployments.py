@@ -66,7 +66,6 @@ def test_wrong_parameters_are_told_with_the_name_of_the_deployment() -> None:
 
 
 @pytest.mark.servers
-@pytest.mark.xdist_group("prefect")
 def test_deploy_creates_then_changes_nothing_then_only_what_differs(prefect_api: str) -> None:
     assert {row["done"] for row in apply(WANTED, ROOT)} == {"created"}
     assert {row["done"] for row in apply(WANTED, ROOT)} == {"unchanged"}

@@ -96,7 +96,6 @@ def small_configs(folder: Path, *names: str) -> list[TrainConfig]:
 
 
 @pytest.mark.servers
-@pytest.mark.xdist_group("prefect")
 def test_a_run_that_fails_leaves_the_others_alone_and_is_named(
     prefect_api: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +138,6 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_named(
 
 
 @pytest.mark.servers
-@pytest.mark.xdist_group("prefect")
 @pytest.mark.processes
 def test_ctrl_c_stops_all_and_says_how_to_go_on_with_each(
     prefect_api: str, home: Path, tmp_path: Path

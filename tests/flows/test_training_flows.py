@@ -23,7 +23,7 @@ TINY = "deployments/configs/tiny_rl.yaml"
 SMALL = ["sft.steps=3", "sft.publish_every=2", "rl.steps=3", "rl.groups=4", "rl.group_size=4"]
 SMALL += ["evaluation.episodes=2", "evaluation.samples=2", "record.artifact_every=2"]
 
-pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("prefect")]
+pytestmark = pytest.mark.servers
 
 
 def task_names(flow_run_id: str) -> list[str]:

@@ -32,7 +32,7 @@ CONFIGS = [
     ],
 ]
 
-pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("prefect")]
+pytestmark = pytest.mark.servers
 
 
 def _outcome(run_id: str) -> tuple[list[float], list[str]]:
