@@ -50,7 +50,7 @@ def tiny(dtype: torch.dtype) -> Subject:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
     )
 
     def load(dtype: torch.dtype) -> PreTrainedModel:
