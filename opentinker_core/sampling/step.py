@@ -97,23 +97,23 @@ class _FlatBatch:
 
     def __init__(self, decoder: Decoder, pieces: Sequence[Piece]) -> None:
         device = decoder.device
-        tokens, positions, starts, count = [], [], [], 0
+        tokens: list[int] = []
+        positions: list[int] = []
+        starts: list[int] = []
         for piece in pieces:
-            extra = piece.width - len(piece.tokens)
-            tokens.append(np.pad(np.asarray(piece.tokens, np.int64), (0, extra), "edge"))
-            positions.append(np.arange(piece.start, piece.start + piece.width))
-            starts.append(count)
-            count += piece.width
-        self.padding = -count % BLOCK
-        tokens.append(np.zeros(self.padding, np.int64))
-        positions.append(np.zeros(self.padding, np.int64))
-        self.tokens_T = torch.from_numpy(np.concatenate(tokens)).to(device)
-        self.positions_T = torch.from_numpy(np.concatenate(positions)).to(device)
+            starts.append(len(tokens))
+            tokens += [*piece.tokens, *[piece.tokens[-1]] * (piece.width - len(piece.tokens))]
+            positions += range(piece.start, piece.start + piece.width)
+        self.padding = -len(tokens) % BLOCK
+        tokens += [0] * self.padding
+        positions += [0] * self.padding
+        self.tokens_T = torch.tensor(tokens, device=device)
+        self.positions_T = torch.tensor(positions, device=device)
         ends = [start + len(piece.tokens) for piece, start in zip(pieces, starts, strict=True)]
         self.wanted_M = np.concatenate(
             [np.arange(end - piece.wanted, end) for piece, end in zip(pieces, ends, strict=True)]
         )
-        self.layout = _CachedLayout(pieces, starts, count + self.padding, device)
+        self.layout = _CachedLayout(pieces, starts, len(tokens), device)
 
 
 class _CachedLayout:
