@@ -47,17 +47,19 @@ class Text:
 class Rollouts:
     """Gives new requests as often as asked, always the same in the same order."""
 
-    def __init__(self, text: Text, longest: int) -> None:
-        """`longest`: tokens of a completion at most."""
-        self._text, self._longest = text, longest
+    def __init__(self, text: Text) -> None:
+        self._text = text
         self._draw = np.random.default_rng(0)
 
-    def groups(self, adapters: list[str]) -> list[SampleRequest]:
+    def groups(self, adapters: list[str], longest: int) -> list[SampleRequest]:
         """`GROUPS` prompts, `MEMBERS` completions of each, versions by turns: over groups while they last.
 
         With more versions than groups the members of a group have versions of their own.
+
+        Args:
+            longest: tokens of a completion at most.
         """
-        params = SamplingParams(self._longest, stop_token_ids=self._text.stops)
+        params = SamplingParams(longest, stop_token_ids=self._text.stops)
         requests = []
         for group in range(GROUPS):
             prompt = self._piece(int(self._draw.integers(SHORTEST_PROMPT, LONGEST_PROMPT + 1)))

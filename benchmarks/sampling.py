@@ -77,11 +77,11 @@ class Bench:
     """A subject with our samplers and the adapters of all parts."""
 
     def __init__(self, subject: Subject, scratch: Path, adapters: int, turns: int, longest: int) -> None:
-        self.subject, self._turns = subject, turns
+        self.subject, self._turns, self._longest = subject, turns, longest
         self._decoder, self.pool = subject.fused()
         self._adapters = self._write(scratch, adapters)
         self._native = self._sampler(Limits())
-        self._rollouts = Rollouts(Text.of(subject), longest)
+        self._rollouts = Rollouts(Text.of(subject))
 
     def generate(self, counts: Iterable[int], results: Results) -> None:
         """Our sampler and HF `generate`."""
@@ -131,24 +131,20 @@ class Bench:
     def _compare(self, versions: list[str], ways: Mapping[str, Way]) -> dict[str, list[float]]:
         """Tokens/s of each turn: our sampler's, and those of the way that was faster in the first turn."""
         left = dict(ways)
-        self._turn(versions, left, warm_up=True)
+        self._turn(versions, left, longest=2)  # warms up
         taken: list[dict[str, float]] = []
         for _ in range(self._turns):
-            taken.append(self._turn(versions, left))
+            taken.append(self._turn(versions, left, self._longest))
             fastest = max(left, key=taken[0].__getitem__)
             left = {fastest: left[fastest]}
         return {name: [one[name] for one in taken] for name in (NATIVE, *left)}
 
-    def _turn(
-        self, versions: list[str], ways: Mapping[str, Way], *, warm_up: bool = False
-    ) -> dict[str, float]:
+    def _turn(self, versions: list[str], ways: Mapping[str, Way], longest: int) -> dict[str, float]:
         self._forget()
-        requests = self._rollouts.groups(versions)
+        requests = self._rollouts.groups(versions, longest)
         started = time.perf_counter()
         lengths = [[len(one.tokens) for one in own] for own in self._native.sample(requests)]
         seconds = {NATIVE: time.perf_counter() - started}
-        if warm_up:
-            lengths = [[min(2, length) for length in own] for own in lengths]
         for name, way in ways.items():
             asked = one_by_one(requests, lengths)
             started = time.perf_counter()
