@@ -11,17 +11,26 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from docs.screenshots import Servers
+
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")  # how fast examples are made says nothing of the code
 
 _LONG = ("learning", "servers", "processes", "vllm")
 """Markers of files that take long: they begin first, so that no worker has one left over at the end."""
 
 _PREFECT = ("training_flows", "train_together", "two_flows", "deployments")
 _TOGETHER = {f"tests/flows/test_{name}.py": "prefect" for name in _PREFECT}
-"""Files whose tests share a server, by the name of their group."""
+_TOGETHER |= dict.fromkeys(("tests/flows/test_pool.py", "tests/ui/test_pages.py"), "pool")
+"""Files whose tests share servers, by the name of their group."""
 
 _APART = "tests/learning/"
 """Where tests are long and share nothing."""
@@ -55,3 +64,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An installation's home; the tiny model is built in it on first use, and only there."""
     return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Servers"]:
+    """A running `opentinker up --workers`, which has deployed, on a home of its own."""
+    from docs.screenshots import served
+
+    with served(tmp_path_factory.mktemp("pool")) as servers:
+        yield servers

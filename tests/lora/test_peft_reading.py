@@ -333,7 +333,7 @@ def test_a_pickled_adapter_is_not_read(written: Path, layout: ModelLayout) -> No
 @settings(
     max_examples=60,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=True,
 )
 @given(data=st.data())

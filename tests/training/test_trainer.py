@@ -67,7 +67,11 @@ def test_no_layout_changes_loss_gradient_or_logprobs(
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=10,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+)
 @given(order=st.permutations(range(15)))
 def test_row_order_changes_nothing(engine: TinyEngine, datums: list[Datum], order: list[int]) -> None:
     loss, gradient, _ = _loss_and_gradient(engine, datums, LayoutSettings())
