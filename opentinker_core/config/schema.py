@@ -339,9 +339,11 @@ class RecordConfig(Frozen):
 
 
 class CanaryConfig(Frozen):
-    """A check after each refresh: sampler and trainer must agree about a few sampled tokens."""
+    """A check after a refresh: sampler and trainer must agree about a few sampled tokens."""
 
     enabled: bool = True
+    every: PositiveInt = 1
+    """Refreshes from one check to the next; the first is always checked."""
     threshold: PositiveFloat | None = None
     """Mean |difference of logprobs| for an alarm; None: what fits the sampler and its number format."""
     action: Literal["raise", "warn"] = "raise"

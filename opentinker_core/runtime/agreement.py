@@ -35,10 +35,12 @@ class Agreement:
             kind=kind,
             dtype="bfloat16" if coarse else "float32",
         )
+        self._every = config.canary.every
+        self._refreshes = 0
         self._served: str | None = None
-        self._compared: str | None = None
+        self._due = False
         self.metrics: dict[str, float] = {}
-        """Of the version that was compared last (see `Canary.check`); empty without a canary."""
+        """Of the version that is served (see `Canary.check`); empty if it was not compared."""
 
     def served(self, version: PolicyVersion) -> None:
         """Say that the sampler was given the run's current version, and compare it if the trainer holds it.
@@ -46,7 +48,10 @@ class Agreement:
         Raises:
             CanaryError: the two disagree (see `config.canary`).
         """
-        self._served = version.ref
+        if version.ref != self._served:
+            self._served, self.metrics = version.ref, {}
+            self._due = self._refreshes % self._every == 0
+            self._refreshes += 1
         self.compare(version)
 
     def compare(self, version: PolicyVersion) -> None:
@@ -55,12 +60,9 @@ class Agreement:
         Raises:
             CanaryError: as `served`.
         """
-        ref = version.ref
-        if not self._canary or self._served != ref or self._compared == ref:
-            return
-        if self._states.holds(version):
-            self.metrics = self._canary.check(ref)
-            self._compared = ref
+        if self._canary and self._due and self._served == version.ref and self._states.holds(version):
+            self.metrics = self._canary.check(version.ref)
+            self._due = False
 
     def of_update(
         self, logprobs: Sequence[np.ndarray], datums: Sequence[Datum], version: str

@@ -48,6 +48,13 @@ def test_after_a_resume_it_is_found_before_the_next_update(tmp_path: Path) -> No
         again.sft(5, 6)
 
 
+def test_only_every_so_many_refreshes_are_compared_if_that_is_asked_for(tmp_path: Path) -> None:
+    session = train(tmp_path, small_config(canary={"every": 2}))
+    versions = session.workspace.catalog.run_versions(session.run.run_id)
+    compared = ["sampler/canary_mean" in version.metrics for version in versions[1:]]
+    assert compared == [True, False, True, False, True]  # what served the step that made the version
+
+
 def test_a_warning_lets_the_run_go_on_and_no_canary_asks_nothing(tmp_path: Path) -> None:
     session = open_session(small_config(canary={"action": "warn"}), workspace_at(tmp_path / "warned"))
     _stale(session, session.version)

@@ -165,18 +165,18 @@ def test_with_coarse_rounding_it_is_quiet_and_still_tells_policies_apart(engine:
     for _ in range(6):
         before, now, theirs = run.version, run.step(), other.step()
     faults = [{now: BASE}, {now: theirs}, {now: published(run, doubled)}, {BASE: now}]
-    threshold = 0.15
+    coarse = {"threshold": 0.15, "prompts": ["1+1=", "12+34=", "7*8+9-1=", "5-2=", "9*9=", "(3+4)*2="]}
     for seed in range(30):
-        right = run.canary(Rounding(engine, seed=seed), threshold=threshold)
+        right = run.canary(Rounding(engine, seed=seed), **coarse)
         metrics = right.check(now)
         assert 0.02 < metrics["sampler/canary_mean"] < 0.1
         for instead in faults:
             with pytest.raises(CanaryError):
-                run.canary(Rounding(engine, instead, seed), threshold=threshold).check(now)
+                run.canary(Rounding(engine, instead, seed), **coarse).check(now)
     # One small step changes less than such rounding: this much it cannot see, nor does it make it up.
     small = Run(engine, "small", 5e-5)
     before = small.version
-    canary = small.canary(Rounding(engine), threshold=threshold)
+    canary = small.canary(Rounding(engine), **coarse)
     canary.check(before)
     for _ in range(10):
         assert canary.check(small.step())["sampler/canary_alarm"] == 0
@@ -201,7 +201,7 @@ def test_it_takes_few_tokens_and_the_trainer_scores_the_base_once(engine: TinyEn
 
     canary = Canary(CanaryConfig(prompts=("1+1=", "2+2=")), served, score, engine.tokenizer)
     canary.check(first := run.version)
-    assert served.asked == 2 * 2 * 4 + 2 * (4 + 1) * 2
+    assert served.asked == 3 * 4 + 3 * 8  # two prompts and the first one again for the base; a token a seed
     canary.check(second := run.step())
     assert scored == [first, BASE, second]
 
