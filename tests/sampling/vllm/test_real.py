@@ -220,7 +220,7 @@ def subject(reference: Reference, server: Up, tmp_path_factory: pytest.TempPathF
         tmp_path_factory.mktemp("conformance"),
         lora=LoRAConfig(rank=8, alpha=16.0),
         spread=0.02,
-        texts=("3+4=", "Once upon a time"),
+        texts=("3+4=", "Once upon a time, there was"),
         context=CONFIG.max_model_len,
         tolerance=1e-3,
         rounding=1e-3,
