@@ -347,7 +347,13 @@ class CanaryConfig(Frozen):
     threshold: PositiveFloat | None = None
     """Mean |difference of logprobs| for an alarm; None: what fits the sampler and its number format."""
     action: Literal["raise", "warn"] = "raise"
-    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = ("1+1=", "The")
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "1+1=",
+        "The",
+        "def f(",
+        "Yes,",
+        "2024-",
+    )
     """What tokens are sampled after. Prompts like those of the run, and more of them, show smaller
     differences, and cost more."""
 

@@ -201,7 +201,7 @@ def test_it_takes_few_tokens_and_the_trainer_scores_the_base_once(engine: TinyEn
 
     canary = Canary(CanaryConfig(prompts=("1+1=", "2+2=")), served, score, engine.tokenizer)
     canary.check(first := run.version)
-    assert served.asked == 3 * 4 + 3 * 8  # two prompts and the first one again for the base; a token a seed
+    assert served.asked == 4 * (4 + 8)  # two prompts, of the version and of the base; a token a seed
     canary.check(second := run.step())
     assert scored == [first, BASE, second]
 
