@@ -37,7 +37,8 @@ class Server:
         command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{self.home}/mlflow.db"]
         command += ["--artifacts-destination", str(self.home / "served")]
         with (self.home / "server.log").open("ab") as log:
-            environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+            quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+            environment = {**os.environ, **quiet}
             self.process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, start_new_session=True
             )
