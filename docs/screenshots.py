@@ -45,7 +45,7 @@ SMALL = (
     *("record.artifact_every=4", "record.trace_episodes=2", "evaluation.samples=2"),
 )
 """A run of seconds that has every phase."""
-PAGE_TIMEOUT_S = 30.0
+PAGE_TIMEOUT_S = 120.0
 SETTLE_S = 1.5
 """Charts are drawn a moment after the text stands."""
 _FLAGS = (

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 """Far longer than anything here takes: it is reached where something never comes."""
 
 

@@ -1,12 +1,16 @@
 """One Prefect server for all tests of this room, and an installation of its own for each test."""
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.servers import prefect_server
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +44,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh `OPENTINKER_HOME`."""
     monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts `opentinker` with arguments and more environment; what runs still after the test is killed."""
+    started = []
+
+    def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "flows.cli", *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, text=True, **pipes)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows import servers
-from flows.deploy import ROOT
+from docs.screenshots import Servers
 from opentinker_core.policies.types import Run, RunStatus
 from opentinker_core.runtime.workspace import Workspace
 from tests.runtime.runs import CONFIG, small_config, train, workspace_at
@@ -23,28 +20,6 @@ from tests.waiting import PATIENCE_S, wait_until
 pytestmark = [pytest.mark.servers, pytest.mark.processes]
 
 DEPLOYMENT = "warm-up-then-rl/tiny-rl"
-
-
-@pytest.fixture
-def pool(home: Path) -> Iterator[str]:
-    """The API of a running `opentinker up --workers`, which has deployed."""
-    ports = ["--port", str(servers.free_port()), "--mlflow-port", str(servers.free_port())]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "up", "--workers", "--json", *ports],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    with process.stdout as output:
-        line = output.readline()
-        assert line, "up ended without a word"
-        yield f"{json.loads(line)['prefect_url']}/api"
-        process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE_S)
 
 
 def _start_by_hand(api: str, parameters: dict[str, Any]) -> None:
@@ -71,7 +46,8 @@ def _start_by_schedule(api: str, parameters: dict[str, Any]) -> None:
 
 def _completed(workspace: Workspace, count: int) -> list[Run]:
     def completed() -> list[Run]:
-        return [run for run in workspace.catalog.runs() if run.status is RunStatus.COMPLETED]
+        ours = [run for run in workspace.catalog.runs() if run.name == CONFIG["name"]]
+        return [run for run in ours if run.status is RunStatus.COMPLETED]
 
     wait_until(lambda: len(completed()) >= count, f"the end of {count} runs", poll_s=0.5)
     return completed()
@@ -82,13 +58,13 @@ def _outcome(workspace: Workspace, run_id: str) -> list[tuple[object, ...]]:
     return [(version.step, version.sampler.digest, version.metrics) for version in versions]
 
 
-def test_the_pool_gives_the_tokens_and_losses_of_the_process(pool: str, home: Path, tmp_path: Path) -> None:
-    parameters = {"config": CONFIG}
-    _start_by_schedule(pool, parameters)
-    _start_by_hand(pool, parameters)
+def test_the_pool_gives_the_tokens_and_losses_of_the_process(pool: Servers, tmp_path: Path) -> None:
+    api, parameters = f"{pool.prefect_url}/api", {"config": CONFIG}
+    _start_by_schedule(api, parameters)
+    _start_by_hand(api, parameters)
     here = train(tmp_path / "here", small_config())
     expected = _outcome(here.workspace, here.run.run_id)
-    workspace = workspace_at(home)
+    workspace = workspace_at(pool.home)
     for run in _completed(workspace, 2):
         assert _outcome(workspace, run.run_id) == expected
         assert run.flow_run_id

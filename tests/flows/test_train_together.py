@@ -1,10 +1,9 @@
 """`opentinker train` with several configs: one command, one engine where it can be, and a report for each."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -140,17 +139,10 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_named(
 @pytest.mark.servers
 @pytest.mark.processes
 def test_ctrl_c_stops_all_and_says_how_to_go_on_with_each(
-    prefect_api: str, home: Path, tmp_path: Path
+    prefect_api: str, start: Callable[..., "subprocess.Popen[str]"], home: Path, tmp_path: Path
 ) -> None:
     files = [written(tmp_path, name) for name in ("one", "two")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "train", *files, *SMALL, "rl.steps=500"],
-        cwd=ROOT,
-        env=os.environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start("train", *files, *SMALL, "rl.steps=500")
     assert process.stderr is not None
     read_until(process.stderr, "one: rl step", "two: rl step")
     process.send_signal(signal.SIGINT)

@@ -1,10 +1,9 @@
 """The flows against a real Prefect server: phases in order, artifacts, failure, kill and resume."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ SMALL = ["sft.steps=3", "sft.publish_every=2", "rl.steps=3", "rl.groups=4", "rl.
 SMALL += ["evaluation.episodes=2", "evaluation.samples=2", "record.artifact_every=2"]
 
 pytestmark = pytest.mark.servers
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def task_names(flow_run_id: str) -> list[str]:
@@ -123,17 +123,6 @@ def test_evaluation_outside_of_runs_gives_what_the_run_found(prefect_api: str, h
     assert len(catalog.evaluations()) == 4
 
 
-def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def result(process: "subprocess.Popen[str]") -> dict[str, Any]:
     """The one object on stdout."""
     out, err = process.communicate(timeout=PATIENCE_S)
@@ -145,7 +134,7 @@ def result(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 @pytest.mark.processes
 def test_a_killed_run_resumes_to_the_same_tokens_losses_and_snapshot(
-    prefect_api: str, tmp_path: Path
+    prefect_api: str, start: Start, tmp_path: Path
 ) -> None:
     arguments = ["train", TINY, *SMALL, "--json"]
     whole = result(start(*arguments, OPENTINKER_HOME=str(tmp_path / "whole")))
@@ -174,7 +163,7 @@ def test_a_killed_run_resumes_to_the_same_tokens_losses_and_snapshot(
 
 
 @pytest.mark.processes
-def test_a_prefect_server_that_goes_away_ends_the_run_with_one_message(tmp_path: Path) -> None:
+def test_a_prefect_server_that_goes_away_ends_the_run_with_one_message(start: Start, tmp_path: Path) -> None:
     with prefect_server(tmp_path / "prefect") as api:
         environment = {"PREFECT_API_URL": api, "PREFECT_CLIENT_MAX_RETRIES": "0"}
         process = start("train", TINY, "rl.steps=500", OPENTINKER_HOME=str(tmp_path / "home"), **environment)
@@ -189,7 +178,7 @@ def test_a_prefect_server_that_goes_away_ends_the_run_with_one_message(tmp_path:
 
 
 @pytest.mark.processes
-def test_ctrl_c_ends_with_130_and_says_how_to_go_on(prefect_api: str, tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_130_and_says_how_to_go_on(prefect_api: str, start: Start, tmp_path: Path) -> None:
     process = start("train", TINY, "rl.steps=500", OPENTINKER_HOME=str(tmp_path))
     assert process.stderr is not None
     read_until(process.stderr, "sft step")

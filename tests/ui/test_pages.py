@@ -19,12 +19,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Page]]:
-    """The pages of a small run, while their servers run."""
-    home = tmp_path_factory.mktemp("home")
-    with screenshots.served(home) as servers:
-        run_id = screenshots.trained(home)
-        yield {page.name: page for page in screenshots.pages(servers, run_id)}
+def pages(pool: screenshots.Servers) -> dict[str, Page]:
+    """The pages of a small run."""
+    run_id = screenshots.trained(pool.home)
+    return {page.name: page for page in screenshots.pages(pool, run_id)}
 
 
 @pytest.fixture(scope="module")
