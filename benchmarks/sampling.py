@@ -95,12 +95,12 @@ class Bench:
             (ratios[count],) = results.add(f"{count} adapters", self._compare(list(chosen), ways)).values()
         results.note("native_vs_generate", ratios)
 
-    def vllm(self, counts: Iterable[int], results: Results) -> None:
+    def vllm(self, counts: Iterable[int], arguments: Sequence[str], results: Results) -> None:
         """Our sampler and vLLM, base model and adapters."""
         ratios = {}
         for count in (0, *counts):
             chosen = self._chosen(count)
-            with vllm(self.subject, self.pool, chosen) as peer:
+            with vllm(self.subject, self.pool, chosen, arguments) as peer:
                 where = f"{count} adapters" if count else "base model"
                 speeds = self._compare(list(chosen) or [BASE], {"vLLM": peer.sample})
             (ratios[count],) = results.add(where, speeds).values()
@@ -198,6 +198,9 @@ def main() -> None:
     parser.add_argument(
         "--model", choices=sorted(MODELS), default="smollm2", help="vLLM serves smollm2 alone"
     )
+    parser.add_argument(
+        "--vllm", action="append", default=[], help="--vllm=ARGUMENT: one more for its server"
+    )
     arguments = parser.parse_args()
     parts = set(arguments.parts)
     why = "vLLM is left out: it serves smollm2 alone" if arguments.model != "smollm2" else vllm_is_missing()
@@ -211,7 +214,7 @@ def main() -> None:
         if "generate" in parts:
             bench.generate(arguments.adapters, results)
         if "vllm" in parts:
-            bench.vllm(arguments.adapters, results)
+            bench.vllm(arguments.adapters, arguments.vllm, results)
         if "multiturn" in parts:
             bench.multiturn(results)
     show("sampling", results.rows, results.ratios, as_json=arguments.json)

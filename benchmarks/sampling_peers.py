@@ -83,16 +83,22 @@ def vllm_is_missing() -> str | None:
 
 
 @contextmanager
-def vllm(subject: Subject, pool: AdapterPool, adapters: Mapping[str, Path]) -> Iterator[VLLMSampler]:
+def vllm(
+    subject: Subject, pool: AdapterPool, adapters: Mapping[str, Path], arguments: Sequence[str]
+) -> Iterator[VLLMSampler]:
     """A sampler over a new server that has `adapters`; without any, a server that takes none.
 
     A server that takes adapters is slower for the base model too.
+
+    Args:
+        arguments: further arguments of the server.
     """
     config = VLLMConfig(
         max_loras=len(adapters) + 1 if adapters else 0,  # one is for rows of the base model
         max_lora_rank=RANK,
         max_model_len=1024,
         threads=torch.get_num_threads(),
+        arguments=tuple(arguments),
     )
     sampler = open_sampler(
         resolve("smollm2-135m", Settings().home),
