@@ -82,7 +82,7 @@ def start_mlflow(home: Path, port: int, backend_uri: str, host: str = "127.0.0.1
         environment={
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "GIT_PYTHON_REFRESH": "quiet",
-            # Its runner of background jobs is eight processes with 150 MB each, for jobs that nothing here has.
+            # Its runner of background jobs is eight processes of 150 MB each, for jobs that nothing has.
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": os.environ.get(
                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false"
             ),
