@@ -132,6 +132,10 @@ class VLLMSampler:
             for row, adapter in zip(futures, adapters, strict=True):
                 self._return(adapter, sum(future.cancel() for future in row))
 
+    def running(self) -> list[int]:
+        """Completions that run right now, by endpoint."""
+        return self._fleet.running()
+
     def close(self) -> None:
         """End at once: requests that run on servers of our own are broken off. Idempotent."""
         with self._lock:

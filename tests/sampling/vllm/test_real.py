@@ -1,6 +1,7 @@
 """Real vLLM on CPU: logprobs, versions side by side, base rows, unloading, crashes, a training run."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,6 +39,13 @@ PROMPTS = ("The capital of France is a city", "1+1=2\n5+4=9\n3+4=", "Once upon a
 
 def tokens(sequences: list[SampledSequence]) -> list[list[int]]:
     return [sequence.tokens.tolist() for sequence in sequences]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.005)
 
 
 def requests_of(
@@ -78,33 +86,25 @@ def test_logprobs_are_the_trainers_for_all_versions_side_by_side(
 def test_base_rows_are_the_base_model_where_vllm_alone_would_give_them_an_adapter(
     reference: Reference, sampler: VLLMSampler, server: Up
 ) -> None:
-    version = reference.refresh(sampler, "a")
+    versions = [reference.refresh(sampler, policy) for policy in "ab"]
     prompt = reference.ids(PROMPTS[0])
-    mixed = [
-        SampleRequest(prompt, SamplingParams(24), version, (1, 2, 3, 4)),
-        SampleRequest(prompt, SamplingParams(24), BASE, (1, 2, 3, 4)),
-    ]
-    base = sampler.sample(mixed)[1]
-    assert max(np.abs(one.logprobs - reference.logprobs(mixed[1], one)).max() for one in base) < 1e-3
+    mixed = [SampleRequest(prompt, SamplingParams(24), version, (1, 2)) for version in (BASE, *versions)]
+    base = sampler.sample(mixed)[0]
+    assert max(np.abs(one.logprobs - reference.logprobs(mixed[0], one)).max() for one in base) < 1e-3
 
     # The trap is armed: rows that name the base model itself, in the same company, are wrong.
     name = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
     body = {"model": name, "prompt": list(prompt), "max_tokens": 24, "seed": 1, "logprobs": 0}
     body |= {"return_token_ids": True, "ignore_eos": True}
-    answers: list[dict[str, object]] = []
-
-    def ask() -> None:
-        answers.append(
-            httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()["choices"][0]
-        )
-
-    plain = threading.Thread(target=ask)
-    plain.start()
-    sampler.sample(mixed[:1])
-    plain.join()
-    given = np.array(answers[0]["logprobs"]["token_logprobs"], np.float32)  # type: ignore[index]
-    row = SampledSequence(np.array(answers[0]["token_ids"], np.int32), given, StopReason.LENGTH, BASE)
-    assert np.abs(given - reference.logprobs(mixed[1], row)).max() > 0.05
+    company = [SampleRequest(prompt, SamplingParams(96), version, (1, 2)) for version in versions]
+    beside = threading.Thread(target=lambda: sampler.sample(company))
+    beside.start()
+    wait_for(lambda: sum(sampler.running()) == 4)
+    row = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).json()["choices"][0]
+    beside.join()
+    given = np.array(row["logprobs"]["token_logprobs"], np.float32)
+    wrong = SampledSequence(np.array(row["token_ids"], np.int32), given, StopReason.LENGTH, BASE)
+    assert np.abs(given - reference.logprobs(mixed[0], wrong)).max() > 0.05
 
 
 def test_tokens_do_not_depend_on_company(reference: Reference, sampler: VLLMSampler) -> None:
@@ -140,9 +140,10 @@ def test_a_version_is_unloaded_after_sixteen_samples_of_it(
     answers: list[SampledSequence] = []
     running = threading.Thread(target=lambda: answers.extend(sampler.sample([request])[0]))
     running.start()
+    wait_for(lambda: sum(sampler.running()) == 16)
     sampler.release(version)
-    running.join(120)
-    assert len(answers) in (0, 16)  # none if it was released before it was asked for
+    running.join(300)
+    assert len(answers) == 16
     loaded = [card["id"] for card in httpx.get(f"{server.url}/v1/models").json()["data"]]
     assert not any(name.startswith("b-1-") for name in loaded)
     assert sampler.sample([SampleRequest(request.prompt_tokens, SamplingParams(1), BASE, (1,))])
