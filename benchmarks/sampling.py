@@ -60,7 +60,10 @@ class Results:
 
     def add(self, where: str, speeds: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Note tokens/s of each way, of each turn; gives the ratio of the native sampler to every other."""
-        self.rows += [(f"{where}: {name}", median(own), "tokens/s") for name, own in speeds.items()]
+        new = [(f"{where}: {name}", median(own), "tokens/s") for name, own in speeds.items()]
+        self.rows += new
+        for name, speed, unit in new:  # the whole takes long
+            print(f"{name} {speed:.4g} {unit}", file=sys.stderr)
         return {
             name: median(n / o for n, o in zip(speeds[NATIVE], own, strict=True))
             for name, own in speeds.items()
