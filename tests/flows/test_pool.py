@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -35,13 +37,20 @@ def _start_by_hand(api: str, parameters: dict[str, Any]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _start_by_schedule(api: str, parameters: dict[str, Any]) -> None:
-    """Give the deployment a schedule whose next time is so far off that a busy server has seen it by then."""
-    deployment = httpx.get(f"{api}/deployments/name/{DEPLOYMENT}").raise_for_status().json()["id"]
+@contextmanager
+def _started_by_schedule(api: str, parameters: dict[str, Any]) -> Iterator[None]:
+    """For a block, a schedule whose next time is so far off that a busy server has seen it by then."""
+    deployment = (
+        httpx.get(f"{api}/deployments/name/{DEPLOYMENT}", timeout=PATIENCE_S).raise_for_status().json()["id"]
+    )
     soon = (datetime.now(UTC) + timedelta(seconds=40)).isoformat()
     schedule = {"interval": 86400, "anchor_date": soon, "timezone": "UTC"}
     body = [{"schedule": schedule, "active": True, "parameters": parameters}]
-    httpx.post(f"{api}/deployments/{deployment}/schedules", json=body).raise_for_status()
+    schedules = f"{api}/deployments/{found['id']}/schedules"
+    made = httpx.post(schedules, json=body, timeout=PATIENCE_S).raise_for_status().json()
+    yield
+    for one in made:
+        httpx.delete(f"{schedules}/{one['id']}", timeout=PATIENCE_S).raise_for_status()
 
 
 def _completed(workspace: Workspace, count: int) -> list[Run]:
@@ -60,11 +69,12 @@ def _outcome(workspace: Workspace, run_id: str) -> list[tuple[object, ...]]:
 
 def test_the_pool_gives_the_tokens_and_losses_of_the_process(pool: Servers, tmp_path: Path) -> None:
     api, parameters = f"{pool.prefect_url}/api", {"config": CONFIG}
-    _start_by_schedule(api, parameters)
-    _start_by_hand(api, parameters)
-    here = train(tmp_path / "here", small_config())
-    expected = _outcome(here.workspace, here.run.run_id)
     workspace = workspace_at(pool.home)
-    for run in _completed(workspace, 2):
+    with _started_by_schedule(api, parameters):
+        _start_by_hand(api, parameters)
+        here = train(tmp_path / "here", small_config())
+        runs = _completed(workspace, 2)
+    expected = _outcome(here.workspace, here.run.run_id)
+    for run in runs:
         assert _outcome(workspace, run.run_id) == expected
         assert run.flow_run_id
