@@ -40,9 +40,7 @@ def _start_by_hand(api: str, parameters: dict[str, Any]) -> None:
 @contextmanager
 def _started_by_schedule(api: str, parameters: dict[str, Any]) -> Iterator[None]:
     """For a block, a schedule whose next time is so far off that a busy server has seen it by then."""
-    deployment = (
-        httpx.get(f"{api}/deployments/name/{DEPLOYMENT}", timeout=PATIENCE_S).raise_for_status().json()["id"]
-    )
+    found = httpx.get(f"{api}/deployments/name/{DEPLOYMENT}", timeout=PATIENCE_S).raise_for_status().json()
     soon = (datetime.now(UTC) + timedelta(seconds=40)).isoformat()
     schedule = {"interval": 86400, "anchor_date": soon, "timezone": "UTC"}
     body = [{"schedule": schedule, "active": True, "parameters": parameters}]
