@@ -87,6 +87,7 @@ class Sampler(Protocol):
 
         Raises:
             SnapshotError: the snapshot is missing or corrupt; what was served before still is.
+            UsageError: the version is served from another snapshot: versions are immutable.
         """
         ...
 
