@@ -8,7 +8,8 @@ has: many rows of one adapter are a batched product too, of one matrix that is r
 many rows of each of many adapters cost more so (8 x 8 rows: 285 instead of 37 microseconds).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,6 +18,25 @@ from torch import Tensor
 
 from opentinker_kernels.plan import RoutingPlan, Segment
 from opentinker_kernels.reference import sliced
+
+_SMALL = 1 << 19
+"""Multiplications up to which waking other threads takes longer than they save: 8 rows of 576 features at
+rank 8 take 5 microseconds on one thread, and 43 on two that sleep between products."""
+
+
+@contextmanager
+def _threads_for(plan: RoutingPlan, W_SRD: Tensor) -> Iterator[None]:
+    """One thread for small products of single rows. Larger matrices get other bits from other threads."""
+    threads = torch.get_num_threads()
+    single = all(run.length == 1 for run in _runs(plan))  # found with all threads
+    if not single or threads == 1 or plan.n_routed * W_SRD[0].numel() > _SMALL:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +58,24 @@ class _Run:
 
     def batched(self, tensor_PD: Tensor) -> Tensor:
         """Its rows of a tensor in sorted order, (n, length, D)."""
-        return tensor_PD[self.rows].unflatten(0, (self.n, self.length))
+        return tensor_PD[self.rows].view(self.n, self.length, tensor_PD.shape[1])
 
 
 def shrink(x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()) -> Tensor:
     """See `reference.shrink`."""
+    with _threads_for(plan, W_SRD):
+        return _shrink(x_TD, W_SRD, plan, slices)
+
+
+def expand_add(
+    y_TD: Tensor, u_PR: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()
+) -> None:
+    """See `reference.expand_add`."""
+    with _threads_for(plan, W_SRD):
+        _expand_add(y_TD, u_PR, W_SRD, plan, slices)
+
+
+def _shrink(x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...]) -> Tensor:
     if (run := _only_run(plan)) and not slices:
         x_nLD = run.batched(x_TD).to(W_SRD.dtype)
         return torch.bmm(x_nLD, run.factors(W_SRD).transpose(1, 2)).flatten(0, 1)
@@ -51,18 +84,17 @@ def shrink(x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ..
     u_PR = x_PD.new_empty(plan.n_routed, max(1, len(slices)) * rank)
     for run in _runs(plan):
         x_nLD, W_nRD, u_nLR = run.batched(x_PD), run.factors(W_SRD), run.batched(u_PR)
+        if not slices:
+            torch.bmm(x_nLD, W_nRD.transpose(1, 2), out=u_nLR)
+            continue
         for features, ranks in sliced(W_SRD.shape[2], rank, slices):
-            if slices:
-                u_nLR[:, :, ranks] = torch.bmm(x_nLD[:, :, features], W_nRD[:, :, features].transpose(1, 2))
-            else:
-                torch.bmm(x_nLD, W_nRD.transpose(1, 2), out=u_nLR)
+            u_nLR[:, :, ranks] = torch.bmm(x_nLD[:, :, features], W_nRD[:, :, features].transpose(1, 2))
     return u_PR
 
 
-def expand_add(
-    y_TD: Tensor, u_PR: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()
+def _expand_add(
+    y_TD: Tensor, u_PR: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...]
 ) -> None:
-    """See `reference.expand_add`."""
     if (run := _only_run(plan)) and not slices and y_TD.dtype == W_SRD.dtype:
         run.batched(y_TD).baddbmm_(run.batched(u_PR), run.factors(W_SRD))
         return
@@ -73,6 +105,9 @@ def expand_add(
         y_PD = y_PD.to(W_SRD.dtype)
     for run in _runs(plan):
         y_nLD, u_nLR, W_nRD = run.batched(y_PD), run.batched(u_PR), run.factors(W_SRD)
+        if not slices:
+            y_nLD.baddbmm_(u_nLR, W_nRD)
+            continue
         for features, ranks in sliced(W_SRD.shape[2], W_SRD.shape[1], slices):
             y_nLD[:, :, features].baddbmm_(u_nLR[:, :, ranks], W_nRD[:, :, features])
     if plan.rows is not None:
@@ -89,11 +124,11 @@ def wgrad(u_PR: Tensor, x_TD: Tensor, plan: RoutingPlan, slices: tuple[int, ...]
     g_GRD = x_PD.new_empty(len(plan.segments), rank, x_TD.shape[1])
     for run in _runs(plan):
         x_nLD, u_nLR, g_nRD = run.batched(x_PD), run.batched(u_PR), g_GRD[run.segments]
+        if not slices:
+            torch.bmm(u_nLR.transpose(1, 2), x_nLD, out=g_nRD)
+            continue
         for features, ranks in sliced(x_TD.shape[1], rank, slices):
-            if slices:
-                g_nRD[:, :, features] = torch.bmm(u_nLR[:, :, ranks].transpose(1, 2), x_nLD[:, :, features])
-            else:
-                torch.bmm(u_nLR.transpose(1, 2), x_nLD, out=g_nRD)
+            g_nRD[:, :, features] = torch.bmm(u_nLR[:, :, ranks].transpose(1, 2), x_nLD[:, :, features])
     return g_GRD
 
 
@@ -116,7 +151,7 @@ def _runs(plan: RoutingPlan) -> list[_Run]:
 def _find_runs(plan: RoutingPlan) -> list[_Run]:
     runs, first = [], 0
     segments = plan.segments
-    together = not plan.invariant or _batches_are_invariant(torch.get_num_threads())
+    together = not plan.invariant or _batches_are_invariant()
     for index in range(1, len(segments) + 1):
         if together and index < len(segments) and _continues(segments, first, index):
             continue
@@ -128,29 +163,37 @@ def _find_runs(plan: RoutingPlan) -> list[_Run]:
     return runs
 
 
+def _batches_are_invariant() -> bool:
+    return _are_invariant(torch.get_num_threads())
+
+
 @cache
-def _batches_are_invariant(threads: int) -> bool:
-    """Whether a matrix of a batched product gets the same bits alone; tried once for a number of threads."""
+def _are_invariant(threads: int) -> bool:
+    """Whether a matrix of a batched product gets the same bits alone, a row on one thread too; tried once."""
     generator = torch.Generator().manual_seed(0)
-    for length, inner, outer in (
-        (8, 576, 8),
-        (64, 64, 24),
-        (128, 8, 576),
-        (40, 1536, 16),
-        (1, 576, 8),
-        (1, 16, 576),
-    ):
-        left, right, weight = (
-            torch.randn(shape, generator=generator)
-            for shape in ((4, length, inner), (4, inner, outer), (4, length, outer))
-        )
-        products = torch.bmm(left, right), torch.bmm(left.transpose(1, 2), weight)
-        for i in range(len(left)):
-            one = slice(i, i + 1)
-            alone = torch.bmm(left[one], right[one]), torch.bmm(left[one].transpose(1, 2), weight[one])
-            if not all(torch.equal(a[0], b[i]) for a, b in zip(alone, products, strict=True)):
+    for length, inner, outer in _TRIED:
+        shapes = ((4, length, inner), (4, inner, outer), (4, length, outer))
+        case = [torch.randn(shape, generator=generator) for shape in shapes]
+        together = _products(*case)
+        for number in {threads, 1} if length == 1 else {threads}:
+            torch.set_num_threads(number)
+            alone = [_products(*(tensor[i : i + 1] for tensor in case)) for i in range(4)]
+            torch.set_num_threads(threads)
+            if not all(
+                torch.equal(a[0], b[i])
+                for i, pair in enumerate(alone)
+                for a, b in zip(pair, together, strict=True)
+            ):
                 return False
     return True
+
+
+_TRIED = ((8, 576, 8), (64, 64, 24), (128, 8, 576), (40, 1536, 16), (1, 576, 8), (1, 16, 576))
+"""(rows, inner, outer) of the products that are tried."""
+
+
+def _products(left: Tensor, right: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.bmm(left, right), torch.bmm(left.transpose(1, 2), weight)
 
 
 def _continues(segments: Sequence[Segment], first: int, index: int) -> bool:

@@ -315,6 +315,8 @@ class RuntimeConfig(Frozen):
     """Adapters of one rank bucket that a batch may use at once; more policies than that take turns."""
     policy_memory_gb: PositiveFloat = 4.0
     """Memory for policies' training states; those used least recently wait on local disk."""
+    packed_weights: bool = True
+    """Let the native sampler keep a second copy of the weights, on a CPU, in the order that is fastest."""
     kv_memory_gb: PositiveFloat = 2.0
     """GB for keys and values of the sequences that the native sampler decodes; others wait."""
     prefix_memory_gb: NonNegativeFloat = 0.5

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from opentinker_core.errors import OpenTinkerError
 from opentinker_core.lora.layout import HEAD, Group, ModelLayout
+from opentinker_core.lora.packed import PackedLinear
 from opentinker_core.lora.routing import Part, Routing, active_routing
 from opentinker_core.lora.rowwise import Elementwise, Rowwise
 from opentinker_kernels import ops
@@ -23,6 +24,8 @@ class MultiLoRALinear(nn.Module):
         self.base = base
         self.name = name
         self.shared: SharedInput
+        self.packed: PackedLinear | None = None
+        """How a sampler applies the frozen layer, if it has a way of its own."""
 
     @property
     def weight(self) -> Tensor:
@@ -38,9 +41,15 @@ class MultiLoRALinear(nn.Module):
         routing = active_routing(self.name)
         parts = routing.parts(self.shared.group) if routing is not None else ()
         if routing is None or not (parts or (torch.is_grad_enabled() and x.requires_grad)):
-            return self.shared.rowwise(self.base, x)
+            return self.frozen(x)
         # A gradient takes one way whoever is routed here: where it is summed up, order shows in its bits.
         return self.shared.output(self.name, x, routing, parts)
+
+    def frozen(self, x: Tensor) -> Tensor:
+        """The frozen layer alone, (..., N)."""
+        if self.packed is not None and torch.is_inference_mode_enabled():
+            return self.packed(x)
+        return self.shared.rowwise(self.base, x)
 
 
 class SharedInput:
@@ -75,7 +84,7 @@ class SharedInput:
             plain = all(type(layer.base) is nn.Linear for layer in self.layers)
             given = [] if plain else self._differentiable(x_TK)
             return list(_MultiLoRA.apply(x_TK, anchor, self, parts, *given))
-        ys = [self.rowwise(layer.base, x_TK) for layer in self.layers]
+        ys = [layer.frozen(x_TK) for layer in self.layers]
         for part in parts:
             self.add_updates(ys, self.project(x_TK, part), part)
         return ys
@@ -204,10 +213,11 @@ def _tables(model: nn.Module) -> dict[str, Tensor]:
     return {name: weight for name, weight in weights.items() if isinstance(weight, Tensor)}
 
 
-def install(model: nn.Module) -> ModelLayout:
+def install(model: nn.Module, *, packs: bool = True) -> ModelLayout:
     """Freeze `model` and wrap each of its linear layers.
 
-    Wrapping all of them, once, lets adapters with different targets share the model.
+    Wrapping all of them, once, lets adapters with different targets share the model. `packs`: samplers on a
+    CPU use packed copies of the weights (see `packed`), made when they are first wanted.
     """
     model.requires_grad_(False)
     layout = ModelLayout.of(linear_shapes(model), _tables(model))
@@ -217,6 +227,7 @@ def install(model: nn.Module) -> ModelLayout:
         for name in group.names:
             parent, _, child = name.rpartition(".")
             layers.append(MultiLoRALinear(model.get_submodule(name), name))
+            layers[-1].packed = PackedLinear.of(layers[-1].base) if packs else None
             setattr(model.get_submodule(parent), child, layers[-1])
         SharedInput(group, layers, rowwise)
     for module in list(model.modules()):

@@ -16,9 +16,6 @@ TILE = 64
 """Rows of a tile; large enough for most of the speed of a large product."""
 QUANTUM = 8
 """Policies' rows come in multiples of this many, so that no product has very few of them."""
-FEW = 128
-"""Up to so many rows, in whole sixteens, the CPU is faster with the product the other way round, W x^T: 1.35
-times at 16, 1.4 at 32 to 128, not at all at 256 (layers of SmolLM2, two AVX-512 cores; on AVX2 up to 48)."""
 _SAMPLES = (8, 16, 40, 64, 136, 200, 512)
 """Numbers of rows that are tried."""
 _LEAST, _MOST = 4096, 32768
@@ -27,14 +24,9 @@ _LEAST, _MOST = 4096, 32768
 
 @dataclass(frozen=True)
 class Rowwise:
-    """How to multiply rows by a frozen weight."""
+    """How to multiply rows by a frozen weight; `tile` 0: all at once."""
 
     tile: int
-    """Rows of a tile; 0: all at once."""
-    few: int = 0
-    """A sampler's way for up to so many rows is the product the other way round; 0: it has no other way."""
-    splits: bool = False
-    """Whether a sampler takes more rows apart, since they would not round alike at once."""
 
     @classmethod
     def measured(cls, model: nn.Module, layout: ModelLayout) -> "Rowwise":
@@ -44,35 +36,15 @@ class Rowwise:
             (group.inputs, min(outputs, 4096)) for group in layout.groups for _, outputs in group.members
         }
         invariant = all(_is_invariant(*shape, weight.device, weight.dtype) for shape in shapes)
-        tile = 0 if invariant else TILE
-        if weight.device.type != "cpu" or not all(_turned_alike(*shape, weight.dtype) for shape in shapes):
-            return cls(tile)
-        equal = invariant and all(_turned_is_equal(*shape, weight.dtype) for shape in shapes)
-        return cls(tile, FEW, splits=not equal)
+        return cls(0 if invariant else TILE)
 
     def __call__(self, layer: nn.Module, x: Tensor) -> Tensor:
         """`layer(x)`, (..., N)."""
-        if torch.is_inference_mode_enabled():
-            return self._sampled(layer, x)
         if self.tile == 0:
             return layer(x)
         x_TK = x.reshape(-1, x.shape[-1])
         y_TN = torch.cat([layer(_padded(part, self.tile)) for part in x_TK.split(self.tile)])
         return y_TN[: len(x_TK)].view(*x.shape[:-1], -1)
-
-    def _sampled(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """A sampler's product: it asks for speed, and for the same bits where a CPU can give them."""
-        rows = x.numel() // x.shape[-1]
-        if (
-            self.few == 0
-            or type(layer) is not nn.Linear
-            or rows % 16
-            or (rows > self.few and not self.splits)
-        ):
-            return layer(x)
-        parts = [torch.mm(layer.weight, part.t()).t() for part in x.reshape(rows, -1).split(self.few)]
-        y_TN = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
-        return (y_TN if layer.bias is None else y_TN.add_(layer.bias)).view(*x.shape[:-1], -1)
 
     def back(self, layer: nn.Module, dy_TN: Tensor, into_TK: Tensor | None = None) -> Tensor:
         """`dy W` (T, K), added to `into_TK` if given."""
@@ -123,26 +95,3 @@ def _is_invariant(inputs: int, outputs: int, device: torch.device, dtype: torch.
         and torch.equal(dy_TN[8 : 8 + rows] @ W_NK, dx_TK[8 : 8 + rows])
         for rows in _SAMPLES
     )
-
-
-def _turned_alike(inputs: int, outputs: int, dtype: torch.dtype) -> bool:
-    """Whether products the other way round give a row the same bits whatever the number of rows."""
-    x_TK, W_NK = _drawn(inputs, outputs, dtype)
-    y_TN = torch.mm(W_NK, x_TK[:FEW].t()).t()
-    return all(
-        torch.equal(torch.mm(W_NK, x_TK[first : first + rows].t()).t(), y_TN[first : first + rows])
-        for rows in range(16, FEW, 16)
-        for first in (0, FEW - rows)
-    )
-
-
-def _turned_is_equal(inputs: int, outputs: int, dtype: torch.dtype) -> bool:
-    """Whether they give the bits of the product as it is for many rows."""
-    x_TK, W_NK = _drawn(inputs, outputs, dtype)
-    return torch.equal(torch.mm(W_NK, x_TK[:FEW].t()).t(), nn.functional.linear(x_TK, W_NK)[:FEW])
-
-
-def _drawn(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x_TK, W_NK = (torch.randn(size, inputs, generator=generator).to(dtype) for size in (2 * FEW, outputs))
-    return x_TK, W_NK

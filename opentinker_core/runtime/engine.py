@@ -46,7 +46,7 @@ class SharedEngine:
         model = load_model(source, place.device, place.dtype)
         self.source = source
         self.tokenizer = load_tokenizer(source)
-        self.linears: ModelLayout = install(model)
+        self.linears: ModelLayout = install(model, packs=config.packed_weights)
         decoder = Decoder.of(model)
         if config.gradient_checkpointing:
             decoder = decoder.with_checkpoints(same_routing)

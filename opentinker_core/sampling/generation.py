@@ -24,7 +24,7 @@ from opentinker_core.sampling.draws import Draw, draw_tokens
 from opentinker_core.sampling.kv_cache import BLOCK, CacheShape, KVCache, Place, copy
 from opentinker_core.sampling.prefix_cache import PrefixCache
 from opentinker_core.sampling.protocol import BASE, SampledSequence, SampleRequest
-from opentinker_core.sampling.step import Piece, run_step
+from opentinker_core.sampling.step import Piece, Stepper
 from opentinker_core.sampling.token_logprobs import token_logprobs
 
 CHUNK = 16 * BLOCK
@@ -113,7 +113,8 @@ class Generation:
         lease: LeaseAdapter,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._decoder, self._pool, self._tokenizer, self._lease = decoder, pool, tokenizer, lease
+        self._pool, self._tokenizer, self._lease = pool, tokenizer, lease
+        self._stepper = Stepper(decoder, pool)
         self.limits = limits
         dtype = decoder.model.dtype
         self.cache = KVCache(CacheShape.of(decoder.config, dtype, decoder.device), limits.kv_bytes)
@@ -292,7 +293,7 @@ class Generation:
             for run in decoding:
                 pieces += _token_pieces(run, slots.get(("version", run.ticket.digest)))
             self.counts.prefilled_tokens += sum(len(piece.tokens) for piece in pieces if piece.is_chunk)
-            return run_step(self._decoder, self._pool, pieces)
+            return self._stepper.run(pieces)
 
     def _prefilled(self, run: _Run, logits_MV: Tensor) -> list[tuple[Tensor, _Run, Draw]]:
         """Note a chunk; behind the last, every member gets the prompt's keys and values."""

@@ -79,12 +79,6 @@ class NativeSampler:
 
     def refresh(self, version: str, snapshot_uri: str, digest: str) -> None:
         """See `Sampler.refresh`. Adapters are kept by digest, so a version can never get another's."""
-        known = self._digests.get(version, digest)
-        if known != digest:
-            raise UsageError(
-                f"digest: {digest!r} is not that of {version!r}, which is served; "
-                f"accepted: {known!r}, or another version"
-            )
         self._snapshots.uris[digest] = snapshot_uri
         with suppress(NoRoomError), self._lease(digest):
             pass  # what cannot be read is refused now, not when it is sampled

@@ -87,7 +87,6 @@ class Sampler(Protocol):
 
         Raises:
             SnapshotError: the snapshot is missing or corrupt; what was served before still is.
-            UsageError: the version is served from another snapshot: versions are immutable.
         """
         ...
 

@@ -22,6 +22,10 @@ from opentinker_core.lora.routing import Routing, Rows, routed
 from opentinker_core.models.decoder import Decoder
 from opentinker_core.sampling.kv_cache import BLOCK, Place, Shelf
 
+_ROWS = 8
+"""Rows of the flat row, and those whose logits are wanted, come in multiples of this (see `lora.packed`)."""
+_KEPT = 8
+"""Routings that are kept."""
 _QUERIES = 4
 """A head's queries come in multiples of this; others get bits that depend on where in memory they lie."""
 
@@ -46,50 +50,57 @@ class Piece:
         return -(-len(self.tokens) // BLOCK) * BLOCK if self.is_chunk else 1
 
 
-def run_step(decoder: Decoder, pool: AdapterPool, pieces: Sequence[Piece]) -> list[Tensor]:
-    """Logits (wanted, V) of each piece; keys and values go to the pieces' places."""
-    order = sorted(range(len(pieces)), key=lambda index: _place_of(pieces[index]))
-    ordered = [pieces[index] for index in order]
-    batch = _FlatBatch(decoder, ordered)
-    with routed(_routing(pool, [(piece.width, piece.slot) for piece in ordered], batch.padding)):
-        hidden_TD = decoder.hidden_of_flat_row(batch.tokens_T, batch.positions_T, batch.layout)
-    counts = [piece.wanted for piece in ordered]
-    logits_MV = _logits(
-        decoder, pool, hidden_TD, batch.wanted_M, [(1, p.slot) for p in ordered for _ in range(p.wanted)]
-    )
-    parts = dict(zip(order, logits_MV.split(counts), strict=True))
-    return [parts[index] for index in range(len(pieces))]
+class Stepper:
+    """Runs steps; what adapters apply to which rows is worked out once for steps that are composed alike."""
 
+    def __init__(self, decoder: Decoder, pool: AdapterPool) -> None:
+        self._decoder, self._pool = decoder, pool
+        self._routings: dict[tuple[object, ...], Routing | None] = {}
 
-def _logits(
-    decoder: Decoder,
-    pool: AdapterPool,
-    hidden_TD: Tensor,
-    rows_M: np.ndarray,
-    rows: Sequence[tuple[int, Slot | None]],
-) -> Tensor:
-    """Logits (M, V) of some rows of the flat row, of which `rows` tells the adapters."""
-    if not len(rows_M):
-        return hidden_TD.new_empty(0, 1)
-    padding = -len(rows_M) % BLOCK
-    picked_M = torch.from_numpy(np.pad(rows_M, (0, padding), "edge")).to(hidden_TD.device)
-    with routed(_routing(pool, rows, padding)):
-        return decoder.logits(hidden_TD[picked_M])[: len(rows_M)]
+    def run(self, pieces: Sequence[Piece]) -> list[Tensor]:
+        """Logits (wanted, V) of each piece; keys and values go to the pieces' places."""
+        order = sorted(range(len(pieces)), key=lambda index: _place_of(pieces[index]))
+        ordered = [pieces[index] for index in order]
+        batch = _FlatBatch(self._decoder, ordered)
+        with routed(self._routing([(piece.width, piece.slot) for piece in ordered], batch.padding)):
+            hidden_TD = self._decoder.hidden_of_flat_row(batch.tokens_T, batch.positions_T, batch.layout)
+        rows = [(1, piece.slot) for piece in ordered for _ in range(piece.wanted)]
+        logits_MV = self._logits(hidden_TD, batch.wanted_M, rows)
+        parts = dict(zip(order, logits_MV.split([piece.wanted for piece in ordered]), strict=True))
+        return [parts[index] for index in range(len(pieces))]
+
+    def _logits(
+        self, hidden_TD: Tensor, rows_M: np.ndarray, rows: Sequence[tuple[int, Slot | None]]
+    ) -> Tensor:
+        """Logits (M, V) of some rows of the flat row, of which `rows` tells the adapters."""
+        if not len(rows_M):
+            return hidden_TD.new_empty(0, 1)
+        padding = -len(rows_M) % _ROWS
+        picked_M = torch.from_numpy(np.pad(rows_M, (0, padding), "edge")).to(hidden_TD.device)
+        with routed(self._routing(rows, padding)):
+            return self._decoder.logits(hidden_TD[picked_M])[: len(rows_M)]
+
+    def _routing(self, rows: Sequence[tuple[int, Slot | None]], padding: int) -> Routing | None:
+        key = (self._pool.stats.loads, padding, *rows)  # a load may put another adapter into a slot
+        if key not in self._routings:
+            if len(self._routings) >= _KEPT:
+                self._routings.clear()
+            self._routings[key] = self._new_routing(rows, padding)
+        return self._routings[key]
+
+    def _new_routing(self, rows: Sequence[tuple[int, Slot | None]], padding: int) -> Routing | None:
+        if all(slot is None for _, slot in rows):
+            return None
+        parts = [Rows(count, slot) for count, slot in rows]
+        # On a GPU the library's products are not invariant, so nothing is won by kernels that are.
+        invariant = self._pool.device.type == "cpu"
+        return Routing(self._pool, [*parts, Rows(padding, None)] if padding else parts, invariant=invariant)
 
 
 def _place_of(piece: Piece) -> tuple[int, int, int]:
     """Rows of a rank, then of a slot, stand together; single tokens before chunks."""
     slot = (piece.slot.rank, piece.slot.index) if piece.slot else (1 << 30, 0)
     return (slot[0], int(piece.is_chunk), slot[1])
-
-
-def _routing(pool: AdapterPool, rows: Sequence[tuple[int, Slot | None]], padding: int) -> Routing | None:
-    if all(slot is None for _, slot in rows):
-        return None
-    parts = [Rows(count, slot) for count, slot in rows]
-    # On a GPU the library's products are not invariant, so nothing is won by kernels that are.
-    invariant = pool.device.type == "cpu"
-    return Routing(pool, [*parts, Rows(padding, None)] if padding else parts, invariant=invariant)
 
 
 class _FlatBatch:
@@ -104,7 +115,7 @@ class _FlatBatch:
             starts.append(len(tokens))
             tokens += [*piece.tokens, *[piece.tokens[-1]] * (piece.width - len(piece.tokens))]
             positions += range(piece.start, piece.start + piece.width)
-        self.padding = -len(tokens) % BLOCK
+        self.padding = -len(tokens) % _ROWS
         tokens += [0] * self.padding
         positions += [0] * self.padding
         self.tokens_T = torch.tensor(tokens, device=device)

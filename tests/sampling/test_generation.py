@@ -36,7 +36,7 @@ def with_limits(engine: TinyEngine, limits: Limits) -> NativeSampler:
     """Another sampler that knows the same versions."""
     sampler = engine.sampler
     other = NativeSampler(
-        sampler.generation._decoder,
+        sampler.generation._stepper._decoder,
         engine.pool,
         engine.tokenizer,
         lambda uri, _: Path(uri),
