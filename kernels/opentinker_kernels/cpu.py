@@ -8,6 +8,7 @@ has: many rows of one adapter are a batched product too, of one matrix that is r
 many rows of each of many adapters cost more so (8 x 8 rows: 285 instead of 37 microseconds).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,17 +20,16 @@ from torch import Tensor
 from opentinker_kernels.plan import RoutingPlan, Segment
 from opentinker_kernels.reference import sliced
 
-_SMALL = 1 << 19
-"""Multiplications up to which waking other threads takes longer than they save: 8 rows of 576 features at
-rank 8 take 5 microseconds on one thread, and 43 on two that sleep between products."""
+_SMALL = 1 << 17
+"""Numbers in the factors of a step from which on it pays to wake other threads for single rows: 8 rows of 8
+adapters of 576 features at rank 8 take 5 microseconds on one thread, 43 on two that sleep in between."""
 
 
 @contextmanager
 def _threads_for(plan: RoutingPlan, W_SRD: Tensor) -> Iterator[None]:
     """One thread for small products of single rows. Larger matrices get other bits from other threads."""
     threads = torch.get_num_threads()
-    single = all(run.length == 1 for run in _runs(plan))  # found with all threads
-    if not single or threads == 1 or plan.n_routed * W_SRD[0].numel() > _SMALL:
+    if threads == 1 or _single_rows(plan) * W_SRD[0].numel() >= _SMALL:
         yield
         return
     torch.set_num_threads(1)
@@ -146,6 +146,16 @@ def _only_run(plan: RoutingPlan) -> _Run | None:
 
 def _runs(plan: RoutingPlan) -> list[_Run]:
     return plan.cached("runs", lambda: _find_runs(plan))
+
+
+def _single_rows(plan: RoutingPlan) -> float:
+    """Different slots of a plan whose segments are single rows; else infinity."""
+
+    def count() -> float:
+        single = all(run.length == 1 for run in _runs(plan))  # they are found here, with all threads
+        return len(set(plan.slots)) if single else math.inf
+
+    return plan.cached("single", count)
 
 
 def _find_runs(plan: RoutingPlan) -> list[_Run]:
