@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="key=value, as for `opentinker train`")
     arguments = parser.parse_args()
     steps = arguments.turns * arguments.steps
-    overrides = [f"rl.steps={steps}", "evaluation.episodes=1", "evaluation.samples=1"]
+    overrides = [f"rl.steps={steps}", "evaluation.episodes=1", "evaluation.samples=1", "canary.enabled=false"]
     config = load_config(arguments.config, [*overrides, *arguments.overrides])
     models = Settings().home
     resolve(config.policy.base_model, models)

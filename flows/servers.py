@@ -44,6 +44,7 @@ def start_prefect(
         [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port), *lean],
         url=url,
         log=home / "logs" / ("prefect.log" if full else f"prefect-{port}.log"),
+        nice=0 if full else 10,  # beside a run: what it does after it answered can wait
         environment={
             "PREFECT_HOME": str(directory),
             # Its pages would ask port 4200, or the server that PREFECT_API_URL names, for their contents.

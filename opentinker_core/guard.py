@@ -1,4 +1,6 @@
-"""Run a command until it ends or standard input does: `python -m opentinker_core.guard COMMAND...`.
+"""Run a command until it ends or standard input does: `python -m opentinker_core.guard NICE COMMAND...`.
+
+NICE is added to the command's niceness.
 
 The end of standard input means that whoever started the guard is gone or wants the command
 stopped; then the command's whole process group is ended.
@@ -54,4 +56,5 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    os.nice(int(sys.argv[1]))
+    sys.exit(main(sys.argv[2:]))

@@ -49,9 +49,15 @@ class Server:
 
 
 def start(
-    name: str, command: Sequence[str], *, url: str, log: Path, environment: Mapping[str, str] | None = None
+    name: str,
+    command: Sequence[str],
+    *,
+    url: str,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    nice: int = 0,
 ) -> Server:
-    """Start `command` under a guard, with output to `log`. Does not wait until it answers.
+    """Start `command` under a guard, `nice` to others, with output to `log`. Does not wait until it answers.
 
     Raises:
         OSError: the log cannot be written.
@@ -59,7 +65,7 @@ def start(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "opentinker_core.guard", *command],
+            [sys.executable, "-m", "opentinker_core.guard", str(nice), *command],
             stdin=subprocess.PIPE,
             stdout=stream,
             stderr=subprocess.STDOUT,

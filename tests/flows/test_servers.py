@@ -92,7 +92,15 @@ def test_who_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_guard_gives_the_status_of_the_command() -> None:
-    command = [sys.executable, "-m", "opentinker_core.guard", sys.executable, "-c", "raise SystemExit(7)"]
+    command = [
+        sys.executable,
+        "-m",
+        "opentinker_core.guard",
+        "0",
+        sys.executable,
+        "-c",
+        "raise SystemExit(7)",
+    ]
     guard = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
     assert guard.wait(PATIENCE_S) == 7
 
