@@ -2,12 +2,10 @@
 
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -18,9 +16,9 @@ from flows.orchestrator import SETTINGS, read_up
 from opentinker_core.config.settings import Settings
 from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.lineage.tracking import tracking_target
+from opentinker_core.servers import signals_as_interrupt
 
 POOL = "gpu"
-_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def up(
@@ -48,7 +46,7 @@ def up(
     console = Console(stderr=as_json)
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    with _signals_as_interrupt(), ExitStack() as stack:
+    with signals_as_interrupt(), ExitStack() as stack:
         started = [_owned(stack, servers.start_prefect(home, port, full=True))]
         if not backend.over_http:
             started.append(_owned(stack, servers.start_mlflow(home, mlflow_port, backend.tracking_uri)))
@@ -133,18 +131,3 @@ def _recorded(home: Path, addresses: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end us as Ctrl-C does, which a shell may have turned off for background jobs."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in _ENDINGS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -5,20 +5,24 @@ when this process ends, by `kill -9` too, so no server outlives the command that
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from opentinker_core.errors import OpenTinkerError, UsageError
 
 STARTUP_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -146,3 +150,18 @@ def python_path() -> dict[str, str]:
     root = str(Path(__file__).resolve().parent.parent)
     existing = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != root]
     return {"PYTHONPATH": os.pathsep.join([root, *existing])}
+
+
+@contextmanager
+def signals_as_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end us as Ctrl-C does, which a shell may have turned off for background jobs."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in _ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

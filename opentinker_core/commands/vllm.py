@@ -1,16 +1,14 @@
 """`opentinker vllm`: make vLLM's environment, and run its servers for a base model (docs/vllm.md)."""
 
 import json
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from opentinker_core.errors import OpenTinkerError, UsageError
+from opentinker_core.servers import signals_as_interrupt
 
 if TYPE_CHECKING:
     from opentinker_core.config.schema import VLLMConfig
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="vLLM: make its environment, run its servers.", no_args_is_help=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @app.command()
@@ -79,7 +76,7 @@ def up(
         "threads": threads,
         "arguments": tuple(argument or ()),
     }
-    with _signals_as_interrupt():
+    with signals_as_interrupt():
         servers = _start(_config(settings), model, device, port)
         try:
             _announce(servers, as_json)
@@ -143,18 +140,3 @@ def _stay(servers: "Sequence[VLLMServer]") -> None:
             if server.failure:
                 raise OpenTinkerError(f"vLLM at {server.url} is given up: {server.failure}")
         time.sleep(0.5)
-
-
-@contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end us as Ctrl-C does, which a shell may have turned off for background jobs."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in _ENDINGS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

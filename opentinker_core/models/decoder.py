@@ -89,14 +89,6 @@ class Decoder:
         """Positions the model was made for."""
         return int(self.config.max_position_embeddings)
 
-    @property
-    def window(self) -> int | None:
-        """Positions that the layers of sliding attention see; None: there are no such layers."""
-        kinds = getattr(self.config, "layer_types", None)
-        if kinds is not None and "sliding_attention" not in kinds:
-            return None
-        return getattr(self.config, "sliding_window", None)
-
     def hidden(self, **inputs: Any) -> Tensor:
         """Last hidden states (B, T, D) of the trunk, called as transformers wants it."""
         for block in self.checkpointed:  # in training mode, and then without cache, only for a gradient
