@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 STAMP := $(VENV)/.installed
 
-.PHONY: setup quickstart test lint format clean
+.PHONY: setup quickstart test fuzz lint format clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -22,6 +22,10 @@ quickstart: setup  ## Train SmolLM2-135M with RL on the embedded defaults
 test: setup lint  ## Lint, types, import direction, all tests; those with vLLM alone, for their memory
 	$(BIN)/python -m pytest -n $(WORKERS) -m 'not vllm'; others=$$?; \
 	$(BIN)/python -m pytest -m vllm tests/sampling/vllm && exit $$others
+
+fuzz: setup  ## 10,000 wrong requests against a live server (CASES, SEED)
+	OPENTINKER_FUZZ_CASES=$(or $(CASES),10000) OPENTINKER_FUZZ_SEED=$(or $(SEED),5) \
+	$(BIN)/python -m pytest -p no:xdist --timeout 7200 tests/service/test_fuzz.py
 
 lint: setup
 	$(BIN)/ruff check .

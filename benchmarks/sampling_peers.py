@@ -3,7 +3,6 @@
 Both get completions as requests of their own with their lengths (see `rollouts.one_by_one`).
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -89,9 +88,7 @@ def vllm(
 ) -> Iterator[VLLMSampler]:
     """A sampler over a new server that has `adapters`; without any, a server that takes none.
 
-    A server that takes adapters is slower for the base model too. The server has its worker in the process of
-    its engine: with one of its own, vLLM's way unless told, the engine spins while it waits for the worker
-    and takes a core from it. On two cores that made it four times slower for the base model.
+    A server that takes adapters is slower for the base model too.
 
     Args:
         arguments: further arguments of the server.
@@ -101,9 +98,8 @@ def vllm(
         max_lora_rank=RANK,
         max_model_len=1024,
         threads=torch.get_num_threads(),
-        arguments=("--distributed-executor-backend=uni", *arguments),
+        arguments=tuple(arguments),
     )
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else vLLM does not heed the argument on CPU
     sampler = open_sampler(
         resolve("smollm2-135m", Settings().home),
         config,

@@ -30,6 +30,16 @@ def unknown(field: str, value: str, accepted: Iterable[str]) -> ValueError:
     return ValueError(f"{field}: {value!r:.80} does not exist; {hint}")
 
 
+def require(name: str, value: object, holds: bool, accepted: str) -> None:
+    """Refuse the value of an argument unless `holds`.
+
+    Raises:
+        ValueError: it does not; the message names the argument, the value and what is accepted.
+    """
+    if not holds:
+        raise ValueError(f"{name}: {value!r:.80} is not accepted; accepted: {accepted}")
+
+
 def arguments_of(factory: Callable[..., Any]) -> tuple[Argument, ...]:
     """The keyword arguments of a factory, `split` excepted."""
     return tuple(

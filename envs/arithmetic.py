@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from random import Random
 
+from envs.arguments import require
 from envs.draws import draws_needed, split_of, stable_hash
 from envs.protocol import Action, Observation, Split, StepResult
 
@@ -43,17 +44,17 @@ class Arithmetic:
         held_out: float = 0.2,
     ) -> None:
         self._operations = tuple(dict.fromkeys(operations))
-        _require(
+        require(
             "operations",
             operations,
             bool(self._operations) and set(self._operations) <= set(OPERATIONS),
             "one or more of + - *",
         )
-        _require("digits", digits, 1 <= digits <= MAX_DIGITS, f"1 to {MAX_DIGITS}")
-        _require("shots", shots, 0 <= shots <= 8, "0 to 8")
-        _require("attempts", attempts, attempts >= 1, "1 or more")
-        _require("partial_credit", partial_credit, 0 <= partial_credit < 1, "at least 0, less than 1")
-        _require("held_out", held_out, 0 <= held_out < 1, "at least 0, less than 1")
+        require("digits", digits, 1 <= digits <= MAX_DIGITS, f"1 to {MAX_DIGITS}")
+        require("shots", shots, 0 <= shots <= 8, "0 to 8")
+        require("attempts", attempts, attempts >= 1, "1 or more")
+        require("partial_credit", partial_credit, 0 <= partial_credit < 1, "at least 0, less than 1")
+        require("held_out", held_out, 0 <= held_out < 1, "at least 0, less than 1")
         self._split: Split = split
         self._operand_end = 10**digits
         self._held_out = held_out
@@ -135,8 +136,3 @@ def _canonical(problem: Problem) -> str:
     if operation != "-":
         left, right = sorted((left, right))
     return f"{left}{operation}{right}"
-
-
-def _require(name: str, value: object, holds: bool, accepted: str) -> None:
-    if not holds:
-        raise ValueError(f"{name}: {value!r:.80} is not accepted; accepted: {accepted}")

@@ -40,16 +40,25 @@ COMMANDS = {
     "models": Lazy(
         "opentinker_core.commands.models:app", "Base models: list the bundled ones, fetch one.", _HOUSE
     ),
-    "env": Lazy("opentinker_core.commands.environments:app", "Environments: list them, check one.", _HOUSE),
+    "env": Lazy("opentinker_core.commands.environments:app", "Environments: list, check, serve.", _HOUSE),
     "isolation-report": Lazy(
         "opentinker_core.commands.isolation:isolation_report",
         "Check that policies that train together do not touch each other.",
         _HOUSE,
     ),
+    "validate": Lazy(
+        "opentinker_core.commands.validate:app", "Try checks on what is broken: coordinators.", _HOUSE
+    ),
     "sync": Lazy("opentinker_core.commands.lineage:sync", "Send what MLflow has not yet received.", _HOUSE),
     "deploy": Lazy(
         "flows.deploy:deploy", "Set up work pool, queues and deployments on a Prefect server.", _HOUSE
     ),
+    "serve": Lazy(
+        "opentinker_core.commands.serve:serve",
+        "Serve base models to Tinker and OpenAI clients, for many tenants.",
+        _HOUSE,
+    ),
+    "keys": Lazy("opentinker_core.commands.keys:app", "API keys of the service: make, list, revoke.", _HOUSE),
     "vllm": Lazy(
         "opentinker_core.commands.vllm:app",
         "vLLM as a sampler: make its environment, run its servers.",

@@ -65,11 +65,19 @@ def tell_of_earlier_versions(workspace: Workspace, config: TrainConfig) -> None:
 def resume_and_report(reference: str, settings: Settings, *, as_json: bool, verbose: bool) -> None:
     """Go on with a run by id, start of id, or name; a completed one is only reported.
 
+    Of a joint run, by its name or that of a member, all members go on.
+
     Raises:
         NotFoundError: there is no such run.
     """
     workspace = Workspace(settings)
-    run = workspace.catalog.run(reference)
+    together = workspace.catalog.joint_runs(reference)  # by the name of a joint run, or its id
+    run = together[0] if together else workspace.catalog.run(reference)
+    if run.config.get("joint"):
+        from flows.joint import resume_joint
+
+        resume_joint(run, settings, as_json=as_json, verbose=verbose)
+        return
     if run.status is RunStatus.COMPLETED:
         with stdout_kept_for_json(as_json) as emit:
             report(workspace, run, emit)

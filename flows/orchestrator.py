@@ -24,12 +24,16 @@ _FLUSH_S = 1
 _PATIENCE_S = 30.0
 """A server that is gone refuses at once; one that is only busy may take seconds to answer."""
 
+_NICE = 10
+"""Of the private server beside its run."""
+
 SETTINGS = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "opentinker_core",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "WARNING",  # that a phase is done, its state tells
     "PREFECT_CLIENT_MAX_RETRIES": "3",
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
@@ -65,6 +69,7 @@ class Orchestrator:
         """
         if self.server is not None:
             servers.wait_until_healthy([(self.server, "/api/health")])
+            self.server.give_way(_NICE)
         elif self.api_url and not servers.answers(f"{self.api_url}/health", _PATIENCE_S):
             raise OpenTinkerError(
                 f"no Prefect server answers at {self.api_url}; start it, or unset PREFECT_API_URL "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from opentinker_core.agents.making import environment_maker
+from opentinker_core.agents.making import check_environments
 from opentinker_core.config.loading import apply_override, load_config, validate_config
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.config.settings import Settings
@@ -21,7 +21,7 @@ def check(config: TrainConfig, settings: Settings) -> None:
         UsageError: unknown model, environment or argument, or SFT data that is not there.
     """
     _check_model(config.policy.base_model, settings)
-    environment_maker(config.environment, "train")
+    check_environments(config)
     if config.sft and config.sft.data != "environment" and not Path(config.sft.data).is_file():
         accepted = "'environment' or the path of a JSONL file"
         raise UsageError(f"sft.data: {config.sft.data!r} is not a file; accepted: {accepted}")

@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
-from opentinker_core.config.loading import load_config
+from opentinker_core.config.agents import AgentsConfig
+from opentinker_core.config.any import load_any
+from opentinker_core.config.schema import TrainConfig
 from opentinker_core.config.settings import Settings
+from opentinker_core.errors import UsageError
 
 Arguments = Annotated[
     list[str],
@@ -38,18 +41,30 @@ def train(
     """Train a policy as a config says: SFT, RL, or both in turn.
 
     Several configs train their policies at the same time. Those with one base model and
-    equal `runtime` settings share the model. `--json` then prints a list, an object a run.
+    equal `runtime` settings share the model. A config with `policies` trains all of them in
+    one environment. `--json` then prints a list, an object a run.
     """
     from flows.plan import check, check_apart, show
 
     files, overrides = configs_and_overrides(arguments)
     settings = Settings()
-    configs = [load_config(file, overrides) for file in files]
-    check_apart(files, configs)
+    loaded = [load_any(file, overrides) for file in files]
+    joint = next((config for config in loaded if isinstance(config, AgentsConfig)), None)
+    if joint is not None and len(loaded) > 1:
+        raise UsageError(f"{joint.name}: a joint run is trained alone; accepted: this config and no other")
+    configs = [config for config in loaded if isinstance(config, TrainConfig)]
+    if joint is not None:
+        configs = list(joint.members().values())
+    else:
+        check_apart(files, configs)
     for config in configs:
         check(config, settings)
     if dry_run:
         show(configs, settings, as_json=as_json)
+    elif joint is not None:
+        from flows.joint import run_joint
+
+        run_joint(joint, None, configs, settings, as_json=as_json, verbose=verbose)
     elif len(configs) == 1:
         from flows.execution import run_and_report
 

@@ -28,6 +28,17 @@ __all__ = [
 ]
 
 
+_UNUSED_SERVICES = (
+    "TRIGGERS",
+    "FOREMAN",
+    "REPOSSESSOR",
+    "PAUSE_EXPIRATIONS",
+    "CANCELLATION_CLEANUP",
+    "DB_VACUUM",
+)
+"""What a server has nothing to do for that knows no work pools and no automations, and lives for one run."""
+
+
 def start_prefect(
     home: Path, port: int, *, full: bool, host: str = "127.0.0.1", directory: Path | None = None
 ) -> Server:
@@ -39,17 +50,19 @@ def start_prefect(
     directory = directory or prefect_home(home)
     url = f"http://{host}:{port}"
     lean = [] if full else ["--no-ui", "--no-scheduler", "--no-late-runs"]
+    without = () if full else _UNUSED_SERVICES
     return start(
         "Prefect",
         [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port), *lean],
         url=url,
         log=home / "logs" / ("prefect.log" if full else f"prefect-{port}.log"),
-        nice=0 if full else 10,  # beside a run: what it does after it answered can wait
         environment={
             "PREFECT_HOME": str(directory),
             # Its pages would ask port 4200, or the server that PREFECT_API_URL names, for their contents.
             "PREFECT_SERVER_UI_API_URL": os.environ.get("PREFECT_UI_API_URL") or f"{url}/api",
             "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(directory / "ui"),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": os.environ.get("PREFECT_SERVER_ANALYTICS_ENABLED", "false"),
+            **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in without},
         },
     )
 

@@ -20,6 +20,11 @@ from opentinker_core.servers import signals_as_interrupt
 
 POOL = "gpu"
 
+_PATIENT = {"PREFECT_CLIENT_MAX_RETRIES": "7"}
+"""The worker and its runs share a server that answers 503 where another's write locks its SQLite. A request
+that found it so through all its retries, four minutes, would end the run or the worker. If the server ends,
+all end."""
+
 
 def up(
     workers: Annotated[
@@ -44,7 +49,7 @@ def up(
     if not backend.over_http:
         servers.check_port("--mlflow-port", mlflow_port)
     console = Console(stderr=as_json)
-    for name, value in SETTINGS.items():
+    for name, value in (SETTINGS | _PATIENT).items():
         os.environ.setdefault(name, value)
     with signals_as_interrupt(), ExitStack() as stack:
         started = [_owned(stack, servers.start_prefect(home, port, full=True))]

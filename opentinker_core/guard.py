@@ -1,11 +1,11 @@
-"""Run a command until it ends or standard input does: `python -m opentinker_core.guard NICE COMMAND...`.
-
-NICE is added to the command's niceness.
+"""Run a command until it ends or standard input does: `python -m opentinker_core.guard COMMAND...`.
 
 The end of standard input means that whoever started the guard is gone or wants the command
-stopped; then the command's whole process group is ended.
+stopped; then the command's whole process group is ended. Should the guard itself be killed, the kernel
+sends the command SIGTERM (on Linux).
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -13,13 +13,18 @@ import sys
 import threading
 import time
 
+_PR_SET_PDEATHSIG = 1
+
 GRACE_S = 10.0
 POLL_S = 0.05
 
 
 def main(command: list[str]) -> int:
     """Run `command` in a process group of its own; returns its exit status."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    end_with_us = _ask_for_sigterm_with_parent if sys.platform == "linux" else None
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=end_with_us
+    )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
@@ -28,6 +33,11 @@ def main(command: list[str]) -> int:
         pass
     status = _end(process)
     return status if status >= 0 else 128 - status
+
+
+def _ask_for_sigterm_with_parent() -> None:
+    """Between fork and exec of the command, while there is one thread."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _wait_for_end_of_input(stop: threading.Event) -> None:
@@ -56,5 +66,4 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 if __name__ == "__main__":
-    os.nice(int(sys.argv[1]))
-    sys.exit(main(sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from opentinker_core.errors import OpenTinkerError, UsageError
+from opentinker_core.niceness import set_session_nice
 
 STARTUP_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
@@ -44,6 +47,13 @@ class Server:
             self.process.stdin.close()
         self.process.wait(STOP_TIMEOUT_S)
 
+    def give_way(self, nice: int) -> None:
+        """Be nicer by `nice` than this process from now on: what it does after it answered can wait."""
+        niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + nice)
+        for command in psutil.Process(self.process.pid).children():  # the leader of its group and session
+            os.setpriority(os.PRIO_PGRP, command.pid, niceness)
+            set_session_nice(nice, command.pid)
+
     def reason(self) -> str:
         """What the log says last: the message of an exception, if there is one."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -59,9 +69,8 @@ def start(
     url: str,
     log: Path,
     environment: Mapping[str, str] | None = None,
-    nice: int = 0,
 ) -> Server:
-    """Start `command` under a guard, `nice` to others, with output to `log`. Does not wait until it answers.
+    """Start `command` under a guard, with output to `log`. Does not wait until it answers.
 
     Raises:
         OSError: the log cannot be written.
@@ -69,7 +78,7 @@ def start(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "opentinker_core.guard", str(nice), *command],
+            [sys.executable, "-m", "opentinker_core.guard", *command],
             stdin=subprocess.PIPE,
             stdout=stream,
             stderr=subprocess.STDOUT,

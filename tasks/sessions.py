@@ -10,6 +10,7 @@ from typing import IO
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.errors import OpenTinkerError
 from opentinker_core.lineage.courier import Courier
+from opentinker_core.runtime.joint import MemberSession
 from opentinker_core.runtime.opening import find_run
 from opentinker_core.runtime.session import RunSession, open_session
 from opentinker_core.runtime.workspace import Workspace
@@ -30,16 +31,24 @@ _open: dict[str, _Open] = {}
 _opening = threading.Lock()
 
 
-def start_session(config: TrainConfig | None, run_id: str | None, flow_run_id: str | None) -> RunSession:
+def start_session(
+    config: TrainConfig | None,
+    run_id: str | None,
+    flow_run_id: str | None,
+    workspace: Workspace | None = None,
+) -> RunSession:
     """Open the session of a new run, or of the run to go on with, and keep it for the tasks.
+
+    `workspace`: one that others of a joint run share; None: one of its own.
 
     Raises:
         OpenTinkerError: another process works on this run.
     """
-    workspace = Workspace()
-    found = find_run(workspace.catalog, run_id, flow_run_id)
+    workspace = workspace or Workspace()
+    found = find_run(workspace.catalog, run_id, flow_run_id, config.name if config else None)
     lock = _lock(workspace.home, found.run_id) if found else None  # before anything of the run is touched
-    session = open_session(config, workspace, run_id=run_id, flow_run_id=flow_run_id)
+    kind = MemberSession if config is not None and config.joint is not None else RunSession
+    session = open_session(config, workspace, run_id=run_id, flow_run_id=flow_run_id, kind=kind)
     run_id = session.run.run_id
     lock = lock or _lock(workspace.home, run_id)
     with _opening:

@@ -1,7 +1,9 @@
 """Fixtures that several rooms share; and which tests run side by side when pytest-xdist runs them."""
 
+import gc
 import os
 import signal
+import sys
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells set it for what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send Ctrl-C to programs they start
@@ -58,6 +60,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # in the order of collection, not by their number of tests
     return Scheduling(config, log)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_client_is_left() -> Iterator[None]:
+    """Clients of the Tinker SDK that a module leaves would look for their servers from threads for ever."""
+    yield
+    if module := sys.modules.get("tinker.lib.internal_client_holder"):
+        for holder in [one for one in gc.get_objects() if type(one) is module.InternalClientHolder]:
+            holder.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,8 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +11,41 @@ import numpy as np
 import pytest
 
 from benchmarks.rollouts import TURNS, Rollouts, Text, one_by_one
+from tests.forked import Forks, forks
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text())
 
 
+LIBRARIES = ("torch", "torch.distributed.tensor", "torch._dynamo", "accelerate", "mlflow", "tinker")
+"""Of those that scripts import, those that do not import transformers."""
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[Forks]:
+    with forks(*LIBRARIES, environment={**os.environ, "OMP_NUM_THREADS": "1"}) as python:
+        yield python
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_benchmark_runs_by_its_path(script: str, tmp_path: Path) -> None:
+def test_a_benchmark_runs_by_its_path(script: str, python: Forks, tmp_path: Path) -> None:
     """And transformers does not take `kernels.py` beside it for the package `kernels`, and runs it."""
-    command = [sys.executable, "-X", "importtime", str(FOLDER / script), "--help"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    watched = ("transformers", "benchmarks.kernel_cases")
+    done = python.run(FOLDER / script, "--help", directory=tmp_path, watched=watched)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {script}")
-    assert ("benchmarks.kernel_cases" in done.stderr) == (script == "kernels.py")
+    assert ("benchmarks.kernel_cases" in done.imported) == (script == "kernels.py")
 
 
-def _json_of(script: str, *options: str) -> dict[str, Any]:
-    command = [sys.executable, str(FOLDER / script), "--json", "--turns", "1", *options]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def _json_of(python: Forks, script: str, *options: str) -> dict[str, Any]:
+    done = python.run(FOLDER / script, "--json", "--turns", "1", *options)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
-def test_handing_over_an_adapter_is_compared_with_a_full_model() -> None:
-    result = _json_of("refresh.py", "--models", "tiny")
+def test_handing_over_an_adapter_is_compared_with_a_full_model(python: Forks) -> None:
+    result = _json_of(python, "refresh.py", "--models", "tiny")
     measured = result["measured"]
     assert measured["tiny local: adapter"]["value"] < measured["tiny local: full"]["value"] / 10
     assert result["ratios"].keys() == {
@@ -46,8 +55,8 @@ def test_handing_over_an_adapter_is_compared_with_a_full_model() -> None:
     }
 
 
-def test_sampling_without_vllm_leaves_its_ratios_out() -> None:
-    result = _json_of("sampling.py", "--model", "tiny", "--adapters", "2", "--longest", "3")
+def test_sampling_without_vllm_leaves_its_ratios_out(python: Forks) -> None:
+    result = _json_of(python, "sampling.py", "--model", "tiny", "--adapters", "2", "--longest", "3")
     assert result["ratios"].keys() == {"native_vs_generate", "native_vs_generate_2", "multiturn_reuse"}
     assert all(ratio > 0 for ratio in result["ratios"].values())
 
@@ -77,3 +86,9 @@ def test_an_episodes_prompts_grow_by_what_was_said_and_told() -> None:
     for turn in range(1, TURNS):
         said = (*prompts[turn - 1], *actions[turn - 1], *episode.observations[turn])
         assert prompts[turn] == said
+
+
+def test_tenants_of_a_server_are_compared_with_one_after_the_other(python: Forks) -> None:
+    result = _json_of(python, "service.py", "--tenants", "2", "--steps", "2", "--many", "3", "--no-start")
+    assert set(result["ratios"]) == {"tenants_2_vs_serial"}
+    assert all(one["value"] > 0 for one in result["measured"].values())

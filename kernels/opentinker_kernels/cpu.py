@@ -2,41 +2,34 @@
 
 Runs of segments of one length are one batched product, others a loop over runs: for 8 segments of one row
 of 576 features a batched product takes 30 microseconds and a loop 71; for 64 of one row of 64 features 30
-and 464 (two AVX2 cores, float32, rank 8). `grouped_mm` is slower at these sizes, and wants aligned ranks. A
-sampler gives each row a segment of its own, so that a row's bits do not depend on how many rows its adapter
-has: many rows of one adapter are a batched product too, of one matrix that is repeated without a copy; only
-many rows of each of many adapters cost more so (8 x 8 rows: 285 instead of 37 microseconds).
+and 464 (two AVX2 cores, float32, rank 8). `grouped_mm` is slower at these sizes, and wants aligned ranks.
+Where a row's bits must not depend on how many rows its adapter has, the plan is tiled (see `tiles`), or each
+row is a segment of its own: many of one adapter are a batched product then, of one matrix that is repeated
+without a copy, and many of each of many adapters a loop.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from opentinker_kernels import tiles
 from opentinker_kernels.plan import RoutingPlan, Segment
 from opentinker_kernels.reference import sliced
+from opentinker_kernels.threads import one_thread
 
 _SMALL = 1 << 17
 """Numbers in the factors of a step from which on it pays to wake other threads for single rows: 8 rows of 8
 adapters of 576 features at rank 8 take 5 microseconds on one thread, 43 on two that sleep in between."""
 
 
-@contextmanager
-def _threads_for(plan: RoutingPlan, W_SRD: Tensor) -> Iterator[None]:
+def _threads_for(plan: RoutingPlan, W_SRD: Tensor) -> AbstractContextManager[None]:
     """One thread for small products of single rows. Larger matrices get other bits from other threads."""
-    threads = torch.get_num_threads()
-    if threads == 1 or _single_rows(plan) * W_SRD[0].numel() >= _SMALL:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return one_thread(torch.get_num_threads() > 1 and _single_rows(plan) * W_SRD[0].numel() < _SMALL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +56,8 @@ class _Run:
 
 def shrink(x_TD: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()) -> Tensor:
     """See `reference.shrink`."""
+    if _is_tiled(plan, slices):
+        return tiles.shrink(x_TD, W_SRD, plan)
     with _threads_for(plan, W_SRD):
         return _shrink(x_TD, W_SRD, plan, slices)
 
@@ -71,6 +66,9 @@ def expand_add(
     y_TD: Tensor, u_PR: Tensor, W_SRD: Tensor, plan: RoutingPlan, slices: tuple[int, ...] = ()
 ) -> None:
     """See `reference.expand_add`."""
+    if _is_tiled(plan, slices):
+        tiles.expand_add(y_TD, u_PR, W_SRD, plan)
+        return
     with _threads_for(plan, W_SRD):
         _expand_add(y_TD, u_PR, W_SRD, plan, slices)
 
@@ -130,6 +128,12 @@ def wgrad(u_PR: Tensor, x_TD: Tensor, plan: RoutingPlan, slices: tuple[int, ...]
         for features, ranks in sliced(x_TD.shape[1], rank, slices):
             g_nRD[:, :, features] = torch.bmm(u_nLR[:, :, ranks].transpose(1, 2), x_nLD[:, :, features])
     return g_GRD
+
+
+def _is_tiled(plan: RoutingPlan, slices: tuple[int, ...]) -> bool:
+    if plan.tiled and slices:
+        raise ValueError(f"slices: {slices} of a tiled plan; accepted: ()")
+    return plan.tiled and bool(plan.segments)
 
 
 def _sorted(x_TD: Tensor, plan: RoutingPlan) -> Tensor:

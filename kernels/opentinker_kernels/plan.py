@@ -61,6 +61,9 @@ class RoutingPlan:
     invariant: bool = True
     """Whether a row's result must not depend, to the bit, on which other segments there are. Training wants
     that; a decoding sampler may give it up for speed."""
+    tiled: bool = False
+    """Whether a row's result must not depend on the other rows of its segment either, nor on their number.
+    Rows are in order then."""
     _cache: dict[Hashable, Any] = field(default_factory=dict, repr=False, init=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +73,8 @@ class RoutingPlan:
             for s, stop in zip(self.segments, stops, strict=False)
         ):
             raise ValueError(f"segments: {self.segments}; accepted: contiguous, not empty, with a slot")
+        if self.tiled and self.rows is not None:
+            raise ValueError("rows: of a tiled plan; accepted: None")
         if stops[-1] > self.n_rows or (self.rows is not None and len(self.rows) != stops[-1]):
             raise ValueError(
                 f"rows: {stops[-1]} in segments; accepted: at most {self.n_rows}, one index each"

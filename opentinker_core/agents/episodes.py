@@ -1,35 +1,30 @@
-"""Play many episodes side by side: all that wait for tokens are sampled in one call.
+"""Episodes of a single agent: a table with one seat, and the environment's own words for errors.
 
-Single-agent for now: one trajectory an episode. Tokens go in and out as ids; what was sampled is
-recorded as it is and never rendered again.
+Tokens go in and out as ids; what was sampled is recorded as it is and never rendered again.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from envs.protocol import Action, Environment
-from opentinker_core.agents import guarded
-from opentinker_core.errors import OpenTinkerError, UsageError
+from envs.protocol import Environment
+from opentinker_core.agents.alone import AGENT as AGENT
+from opentinker_core.agents.alone import Alone
+from opentinker_core.agents.coordination.log import EpisodeEnd
+from opentinker_core.agents.coordination.protocol import CoordinationProtocol, TurnOrder
+from opentinker_core.agents.playing import EpisodeSpec as EpisodeSpec
+from opentinker_core.agents.playing import Play, Played, Table, demonstrate_all, play_all
+from opentinker_core.agents.seats import Seat
+from opentinker_core.config.episodes import EpisodesConfig
+from opentinker_core.errors import OpenTinkerError
 from opentinker_core.models.renderer import Renderer
-from opentinker_core.sampling.protocol import SampledSequence, Sampler, SampleRequest, SamplingParams
-from opentinker_core.seeds import derive_seed
-from opentinker_core.trajectories.fsm import TrajectoryBuilder
-from opentinker_core.trajectories.types import EndReason, StopReason, Trajectory
+from opentinker_core.sampling.protocol import Sampler, SamplingParams
+from opentinker_core.trajectories.types import Trajectory
 
-AGENT = "agent"
+if TYPE_CHECKING:
+    from opentinker_core.agents.tools.making import OpenTools
 
-
-@dataclass(frozen=True)
-class EpisodeSpec:
-    """Which episode to play: the environment's seed, its place in the set, and the seed of its draws."""
-
-    environment_seed: int
-    group: int
-    member: int
-    draw_seed: int
+_POLICY = "policy"
 
 
 @dataclass(frozen=True)
@@ -44,141 +39,83 @@ class EpisodeSettings:
     max_turns: int
     max_context: int
     step: int
+    limits: EpisodesConfig = field(default_factory=EpisodesConfig)
+    open_tools: "Callable[[], OpenTools] | None" = None
 
+    @property
+    def seat(self) -> Seat:
+        """How the agent plays."""
+        return Seat(
+            self.environment,
+            self.renderer,
+            self.params,
+            self.stop,
+            self.max_context,
+            history=self.limits.history,
+            max_observation_chars=self.limits.max_observation_chars,
+            open_tools=self.open_tools,
+        )
 
-@dataclass(eq=False)
-class _Episode:
-    """One running episode: its environment, its trajectory so far, and what to record of it."""
+    def table(self) -> Table:
+        """The agent alone at a table."""
+        limits = self.limits
+        protocol = CoordinationProtocol(
+            policies={AGENT: _POLICY},
+            order=TurnOrder.SEQUENTIAL,
+            turn_s=limits.turn_s,
+            episode_s=limits.episode_s,
+            attempts=limits.attempts,
+            max_rounds=self.max_turns,
+        )
 
-    spec: EpisodeSpec
-    environment: Environment
-    builder: TrajectoryBuilder
-    info: dict[str, Any]
-    tokens: list[int] = field(default_factory=list)
-    turn: int = 0
-    end: EndReason | None = None
+        def make() -> Alone:
+            return Alone(self.make_environment(), self.environment)
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        self.builder.observed(tokens)
-        self.tokens.extend(tokens)
+        return Table(self.environment, make, protocol, {AGENT: self.seat}, self.step, limits.step_s)
 
 
 def play(
     specs: Sequence[EpisodeSpec], settings: EpisodeSettings, sampler: Sampler, version: str
 ) -> list[Trajectory]:
-    """Play `specs` with `version` to their end; one trajectory each, in order.
+    """Play `specs` with `version` to their end; one trajectory each, in order (more, where records fork).
 
-    An episode in which a step of its environment raises is recorded as failed: its reward is missing,
-    not zero.
+    An episode whose environment or sampler fails, or takes too long, is recorded as failed: its
+    reward is missing, not zero.
 
     Raises:
         UsageError: an environment's first prompt does not fit the model's context.
         OpenTinkerError: every episode failed, so that something is wrong with the environment.
     """
-    episodes = [_start(spec, settings) for spec in specs]
-    while waiting := [episode for episode in episodes if episode.end is None]:
-        for episode, sequence in zip(waiting, _sample(waiting, settings, sampler, version), strict=True):
-            _take_turn(episode, sequence, settings)
-    if episodes and all(episode.end is EndReason.FAILED for episode in episodes):
-        raise OpenTinkerError(
-            f"environment {settings.environment!r}: all {len(episodes)} episodes of step {settings.step} "
-            f"failed; the first said: {episodes[0].info.get('error')}"
-        )
-    return [_finish(episode) for episode in episodes]
+    plays = [Play(spec, {_POLICY: version}) for spec in specs]
+    played = play_all(plays, settings.table(), sampler)
+    refuse_failure_of_all(played, settings.environment, settings.step)
+    return [trajectory for one in played for trajectory in one.trajectories[AGENT]]
 
 
 def demonstrate(specs: Sequence[EpisodeSpec], settings: EpisodeSettings) -> list[Trajectory]:
-    """Let the environment itself answer: trajectories for supervised training (one turn each step)."""
-    episodes = [_start(spec, settings) for spec in specs]
-    for episode in episodes:
-        while episode.end is None:
-            action = guarded.demonstration(episode.environment, settings.environment)
-            tokens = np.array(settings.renderer.demonstration(action), np.int32)
-            if len(episode.tokens) + len(tokens) > settings.max_context:
-                raise UsageError(
-                    f"environment {settings.environment!r}: a demonstration of {len(tokens)} tokens after "
-                    f"{len(episode.tokens)} does not fit the model's context of {settings.max_context}"
-                )
-            logprobs = np.zeros(len(tokens), np.float32)
-            sequence = SampledSequence(tokens, logprobs, StopReason.STOP, "demonstration")
-            _take_turn(episode, sequence, settings)
-    return [_finish(episode) for episode in episodes]
+    """Let the environment itself answer: trajectories for supervised training (one turn each step).
+
+    Raises:
+        UsageError: it has no demonstrations, or one does not fit the model's context.
+        OpenTinkerError: every episode failed.
+    """
+    plays = [Play(spec, {_POLICY: "demonstration"}) for spec in specs]
+    played = demonstrate_all(plays, settings.table())
+    refuse_failure_of_all(played, settings.environment, settings.step)
+    return [trajectory for one in played for trajectory in one.trajectories[AGENT]]
 
 
-def _start(spec: EpisodeSpec, settings: EpisodeSettings) -> _Episode:
-    environment = settings.make_environment()
-    observation = guarded.reset(environment, settings.environment, spec.environment_seed)
-    builder = TrajectoryBuilder(
-        trajectory_id=f"s{settings.step:05d}-g{spec.group}-m{spec.member}",
-        agent=AGENT,
-        environment=settings.environment,
-        seed=spec.environment_seed,
-        group=spec.group,
-        member=spec.member,
-    )
-    episode = _Episode(spec, environment, builder, {"prompt": observation.text, "actions": []})
-    episode.observe(settings.renderer.initial(observation))
-    if not _fits(episode, settings):
-        raise UsageError(
-            f"environment {settings.environment!r}: a prompt of {len(episode.tokens)} tokens and max_tokens "
-            f"{settings.params.max_tokens} do not fit the model's context of {settings.max_context}"
+def refuse_failure_of_all(played: Sequence[Played], environment: str, step: int) -> None:
+    """Raise if no episode has rewards.
+
+    Raises:
+        OpenTinkerError: the message has what the first said.
+    """
+    if played and not any(one.result.end.counts for one in played):
+        first = played[0].result
+        limits = {EpisodeEnd.DEADLINE: " (episode_s)", EpisodeEnd.AGENT_DIED: " (turn_s)"}
+        late = first.error in ("", "late")
+        raise OpenTinkerError(
+            f"environment {environment!r}: all {len(played)} episodes of step {step} failed; "
+            f"the first said: {first.error or first.end}{limits.get(first.end, '') if late else ''}"
         )
-    return episode
-
-
-def _sample(
-    waiting: Sequence[_Episode], settings: EpisodeSettings, sampler: Sampler, version: str
-) -> list[SampledSequence]:
-    """One request a distinct prompt: members of a group share the prefill of their first turn."""
-    by_prompt: dict[tuple[int, ...], list[int]] = {}
-    for index, episode in enumerate(waiting):
-        by_prompt.setdefault(tuple(episode.tokens), []).append(index)
-    requests = [
-        SampleRequest(
-            prompt,
-            settings.params,
-            version,
-            tuple(derive_seed(waiting[i].spec.draw_seed, waiting[i].turn) for i in members),
-        )
-        for prompt, members in by_prompt.items()
-    ]
-    sampled: list[SampledSequence | None] = [None] * len(waiting)
-    for members, sequences in zip(by_prompt.values(), sampler.sample(requests), strict=True):
-        for index, sequence in zip(members, sequences, strict=True):
-            sampled[index] = sequence
-    return [sequence for sequence in sampled if sequence is not None]
-
-
-def _take_turn(episode: _Episode, sequence: SampledSequence, settings: EpisodeSettings) -> None:
-    generated = sequence.tokens.tolist()
-    episode.builder.generated(sequence.tokens, sequence.logprobs, sequence.version, sequence.stop_reason)
-    episode.tokens.extend(generated)
-    episode.turn += 1
-    text = settings.renderer.action_text(generated, settings.stop)
-    episode.info["actions"].append(text)
-    result = guarded.step(episode.environment, settings.environment, Action(text))
-    if isinstance(result, str):
-        episode.info["error"] = result
-        episode.end = EndReason.FAILED
-        return
-    episode.builder.rewarded(result.reward)
-    episode.info["environment"] = result.info
-    if result.done:
-        episode.end = EndReason.DONE
-    elif episode.turn >= settings.max_turns:
-        episode.end = EndReason.MAX_TURNS
-    else:
-        following = settings.renderer.following(result.observation, generated)
-        if len(episode.tokens) + len(following) + settings.params.max_tokens > settings.max_context:
-            episode.end = EndReason.CONTEXT
-        else:
-            episode.observe(following)
-
-
-def _fits(episode: _Episode, settings: EpisodeSettings) -> bool:
-    return len(episode.tokens) + settings.params.max_tokens <= settings.max_context
-
-
-def _finish(episode: _Episode) -> Trajectory:
-    assert episode.end is not None
-    return episode.builder.terminate(episode.end, info=episode.info)

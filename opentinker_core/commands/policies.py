@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _WRAPPED = ("base model", "aliases", "error")
 """Columns of a table that may take several lines where the terminal is narrow."""
+_WIDE = 1000
+"""Characters a line where a table goes to a file or a pipe."""
 
 PolicyName = Annotated[str, typer.Argument(help="Name of a policy.", metavar="POLICY", show_default=False)]
 
@@ -39,7 +41,7 @@ def policies(as_json: AsJson = False) -> None:
         )
         for one in found
     ]
-    _print_table(("policy", "base model", "rank", "versions", "latest", "best", "forked from"), rows)
+    print_table(("policy", "base model", "rank", "versions", "latest", "best", "forked from"), rows)
 
 
 def versions(policy: PolicyName, as_json: AsJson = False) -> None:
@@ -63,7 +65,7 @@ def versions(policy: PolicyName, as_json: AsJson = False) -> None:
         )
         for one in found
     ]
-    _print_table(("version", "aliases", "phase", "step", "parent", "run", "digest", "published"), rows)
+    print_table(("version", "aliases", "phase", "step", "parent", "run", "digest", "published"), rows)
 
 
 def runs(
@@ -88,7 +90,7 @@ def runs(
         )
         for run in found
     ]
-    _print_table(("run", "name", "policy", "status", "started", "error"), rows)
+    print_table(("run", "name", "policy", "status", "started", "error"), rows)
 
 
 def rollback(
@@ -163,7 +165,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:
+def print_table(columns: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:
+    """Print rows under their columns' names."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -174,4 +177,10 @@ def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -
     for row in rows:
         # Text: what users wrote is not markup.
         table.add_row(*(Text("" if value is None else str(value)) for value in row))
-    Console().print(table if rows else "there is none yet")
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDE)  # what reads it, wants whole lines
+    elif console.measure(table).minimum > console.width:
+        for fixed in table.columns:  # rather in pieces than without its end
+            fixed.no_wrap = False
+    console.print(table if rows else "there is none yet")

@@ -1,10 +1,10 @@
-"""Reading a training config: a YAML file, dotted `key=value` overrides, one clear message a mistake."""
+"""Reading a config: a YAML file, dotted `key=value` overrides, one clear message a mistake."""
 
 import re
 from collections.abc import Hashable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -17,6 +17,8 @@ _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z")
 _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
 _NULLS = {"", "null", "Null", "NULL", "~"}
 _MISSING = object()
+
+Config = TypeVar("Config", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
@@ -52,15 +54,26 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     Raises:
         UsageError: names the file or override, the field, the value and what is accepted.
     """
-    path = Path(path)
-    data = read_mapping(path)
+    return load(path, overrides, TrainConfig)
+
+
+def load(path: Path | str | None, overrides: Sequence[str], schema: type[Config]) -> Config:
+    """Read a config of any kind; None: there is no file, and overrides replace defaults.
+
+    Raises:
+        UsageError: names the file or override, the field, the value and what is accepted.
+    """
+    data = {} if path is None else read_mapping(Path(path), schema)
     for override in overrides:
         apply_override(data, override)
-    return validate_config(data, str(path), overrides)
+    return validate(data, schema, "config" if path is None else str(path), overrides)
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path, schema: type[BaseModel] = TrainConfig) -> dict[str, Any]:
     """The mapping in a YAML file.
+
+    Args:
+        schema: whose keys a message names.
 
     Raises:
         UsageError: no such file, not UTF-8, not YAML (with the line), or not a mapping.
@@ -78,7 +91,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     data = _parse(text, str(path))
     if not isinstance(data, dict):
         found = "empty" if data is None else f"a {type(data).__name__}"
-        raise UsageError(f"{path}: is {found}; accepted: a mapping of the keys {_keys(TrainConfig)}")
+        raise UsageError(f"{path}: is {found}; accepted: a mapping of the keys {_keys(schema)}")
     return data
 
 
@@ -104,15 +117,22 @@ def apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def validate_config(data: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Check `data` against the schema.
+    """Check `data` against the schema of training configs; see `validate`."""
+    return validate(data, TrainConfig, source, overrides)
+
+
+def validate(
+    data: dict[str, Any], schema: type[Config], source: str, overrides: Sequence[str] = ()
+) -> Config:
+    """Check `data` against a schema.
 
     Raises:
         UsageError: one line a wrong field.
     """
     try:
-        return TrainConfig.model_validate(data)
+        return schema.model_validate(data)
     except ValidationError as error:
-        lines = _explain(error, data)
+        lines = _explain(error, data, schema)
     if overrides:
         source = f"{source} with {' '.join(overrides)}"
     if len(lines) == 1:
@@ -140,7 +160,7 @@ def _override_value(text: str, override: str) -> Any:
     return text if block or (value is None and text.strip() not in _NULLS) else value
 
 
-def _explain(error: ValidationError, data: dict[str, Any]) -> list[str]:
+def _explain(error: ValidationError, data: dict[str, Any], schema: type[BaseModel]) -> list[str]:
     """One line a field; pydantic reports a value that fits no member of a union once per member."""
     reasons: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False):
@@ -148,7 +168,7 @@ def _explain(error: ValidationError, data: dict[str, Any]) -> list[str]:
         field = "".join(f"{part}." for part in path)[:-1]
         shown = "" if value is _MISSING or not path else f"{value!r:.80}: "
         start = f"{field}: {shown}" if field else ""
-        reason = _reason(detail, path)
+        reason = _reason(detail, path, schema)
         if reason not in reasons.setdefault(start, []):
             reasons[start].append(reason)
     return [start + " or ".join(found) for start, found in reasons.items()]
@@ -168,24 +188,24 @@ def _locate(detail: ErrorDetails, data: Any) -> tuple[list[int | str], Any]:
     return path, data
 
 
-def _reason(detail: ErrorDetails, path: list[int | str]) -> str:
+def _reason(detail: ErrorDetails, path: list[int | str], schema: type[BaseModel]) -> str:
     match detail["type"]:
         case "extra_forbidden":
-            return _unknown_key(path)
+            return _unknown_key(path, schema)
         case "missing":
             return "is missing"
         case "value_error":
             return detail["msg"].removeprefix("Value error, ")
         case "model_type":
-            model = _model_at(path)
+            model = _model_at(path, schema)
             return "accepted is a mapping" + (f" of the keys {_keys(model)}" if model else "")
         case "tuple_type":
             return "accepted is a list"
     return "accepted is " + detail["msg"].removeprefix("Input should be ")
 
 
-def _unknown_key(path: list[int | str]) -> str:
-    model = _model_at(path[:-1])
+def _unknown_key(path: list[int | str], schema: type[BaseModel]) -> str:
+    model = _model_at(path[:-1], schema)
     if model is None:
         return "is not a known key"
     close = get_close_matches(str(path[-1]), model.model_fields, n=1)
@@ -193,16 +213,19 @@ def _unknown_key(path: list[int | str]) -> str:
     return f"is not a known key{hint} (accepted: {_keys(model)})"
 
 
-def _model_at(path: Sequence[int | str]) -> type[BaseModel] | None:
+def _model_at(path: Sequence[int | str], schema: type[BaseModel]) -> type[BaseModel] | None:
     """The config class that stands at a dotted path of the schema."""
-    model: type[BaseModel] = TrainConfig
+    model, inside = schema, False
     for part in path:
+        if inside:  # an index or a key that users choose
+            inside = False
+            continue
         annotation = model.model_fields[str(part)].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]
         found = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
         if not found:
             return None
-        model = found[0]
+        model, inside = found[0], get_origin(annotation) in (dict, tuple)
     return model
 
 

@@ -8,27 +8,18 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from opentinker_core.names import NAME_RULE, check_name
-
-
-def _name(value: str) -> str:
-    try:
-        return check_name("name", value)
-    except Exception as error:
-        raise ValueError(f"not a name; accepted: {NAME_RULE}") from error
-
-
-Name = Annotated[str, AfterValidator(_name)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Probability = Annotated[float, Field(gt=0, le=1)]
-
-
-class Frozen(BaseModel):
-    """A config object: immutable, and strict about the keys it is given."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+from opentinker_core.agents.coordination.protocol import CoordinationProtocol
+from opentinker_core.config.common import Frozen as Frozen
+from opentinker_core.config.common import Name as Name
+from opentinker_core.config.common import NonNegativeFloat as NonNegativeFloat
+from opentinker_core.config.common import Probability as Probability
+from opentinker_core.config.credit import Advantage as Advantage
+from opentinker_core.config.credit import CreditConfig as CreditConfig
+from opentinker_core.config.episodes import EpisodesConfig as EpisodesConfig
+from opentinker_core.config.league import OpponentConfig
+from opentinker_core.config.tools import ToolsConfig as ToolsConfig
 
 
 def layer_pattern(pattern: str) -> re.Pattern[str]:
@@ -71,10 +62,10 @@ class LoRAConfig(Frozen):
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """`all-linear`: every linear layer of the transformer blocks, not the head; or suffixes of
     module names, `lm_head` among them where the head is to be trained too."""
-    rank_pattern: Annotated[dict[Pattern, Rank], AfterValidator(_sorted)] = {}
+    rank_pattern: Annotated[dict[Pattern, Rank], AfterValidator(_sorted)] = Field(default_factory=dict)
     """Ranks of single layers, by suffixes of module names or regular expressions for them. Of several
     that match a layer the first in alphabetical order counts, as in a directory that PEFT wrote."""
-    alpha_pattern: Annotated[dict[Pattern, Alpha], AfterValidator(_sorted)] = {}
+    alpha_pattern: Annotated[dict[Pattern, Alpha], AfterValidator(_sorted)] = Field(default_factory=dict)
     """Alphas of single layers, likewise."""
     use_rslora: bool = False
     """Scale updates by alpha / sqrt(rank) instead of alpha / rank (rsLoRA, arXiv:2312.03732)."""
@@ -96,7 +87,7 @@ class EnvironmentConfig(Frozen):
     """An environment by id (`arithmetic`, `reasoning_gym/leg_counting`) and its arguments."""
 
     id: str
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
 
 
 class SamplingConfig(Frozen):
@@ -137,14 +128,6 @@ class Normalizer(StrEnum):
     """Mean over trajectories of their token means (original GRPO; biased by length)."""
     CONSTANT = "constant"
     """Trajectories times the sampling limit `max_tokens` (Dr. GRPO)."""
-
-
-class Advantage(StrEnum):
-    """Estimators over a group of episodes that share a prompt."""
-
-    GRPO = "grpo"
-    DR_GRPO = "dr_grpo"
-    RLOO = "rloo"
 
 
 class CorrectionKind(StrEnum):
@@ -238,6 +221,8 @@ class RLPhase(Frozen):
     group_size: PositiveInt = 8
     sampling: SamplingConfig = SamplingConfig()
     advantage: Advantage = Advantage.GRPO
+    credit: CreditConfig = CreditConfig()
+    """How the rewards of turns become advantages (docs/credit.md)."""
     objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     max_turns: PositiveInt = 8
@@ -251,6 +236,20 @@ class RLPhase(Frozen):
         return self
 
 
+class JointPart(Frozen):
+    """What the run of one policy knows of the others that it plays with (see `config.agents`)."""
+
+    name: Name
+    """Of the joint run."""
+    joint_id: str = ""
+    """Given when it starts."""
+    members: tuple[Name, ...]
+    """The policies that are trained."""
+    protocol: CoordinationProtocol
+    opponents: dict[Name, OpponentConfig] = Field(default_factory=dict)
+    check_every: PositiveInt = 1
+
+
 class EvaluationConfig(Frozen):
     """Held-out evaluation, before the first and after the last step, and every `every` steps."""
 
@@ -262,6 +261,8 @@ class EvaluationConfig(Frozen):
     """Samples a problem."""
     sampling: SamplingConfig | None = None
     """None: as in the `rl` phase."""
+    environment: EnvironmentConfig | None = None
+    """An environment for one agent; None: the run's own."""
 
 
 class VLLMConfig(Frozen):
@@ -298,6 +299,9 @@ class VLLMConfig(Frozen):
 class RuntimeConfig(Frozen):
     """Where and how the model runs."""
 
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """A service that trains and samples instead (`opentinker serve`), by the Tinker API, with the key in
+    TINKER_API_KEY; what follows is then the service's to decide."""
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -367,12 +371,17 @@ class TrainConfig(Frozen):
     seed: Annotated[int, Field(ge=0)] = 0
     policy: PolicyConfig
     environment: EnvironmentConfig
+    tools: ToolsConfig | None = None
+    """What the agent can call while it answers (docs/tools.md)."""
+    episodes: EpisodesConfig = EpisodesConfig()
     sft: SFTPhase | None = None
     rl: RLPhase | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     canary: CanaryConfig = CanaryConfig()
     record: RecordConfig = RecordConfig()
+    joint: JointPart | None = None
+    """Of a policy that is trained together with others in one environment; `train` fills it in."""
 
     @model_validator(mode="after")
     def _has_a_phase(self) -> "TrainConfig":
@@ -380,10 +389,41 @@ class TrainConfig(Frozen):
             raise ValueError("give at least one of the phases 'sft' and 'rl'")
         return self
 
+    @model_validator(mode="after")
+    def _has_what_renders_histories(self) -> "TrainConfig":
+        if self.episodes.history == "template":
+            for field, sampling in (
+                ("rl.sampling.render", self.rl.sampling if self.rl else SamplingConfig()),
+                ("evaluation.sampling.render", self.evaluation_sampling),
+            ):
+                if sampling.render != "chat":
+                    raise ValueError(f"{field}: 'plain'; accepted with episodes.history 'template': 'chat'")
+        return self
+
+    @model_validator(mode="after")
+    def _suits_a_service(self) -> "TrainConfig":
+        """The Tinker API gives a trainer's logprobs at temperature 1 alone, and has no min-p."""
+        if self.runtime.url is not None:
+            plain = SamplingConfig()
+            for name in ("temperature", "top_p", "top_k", "min_p"):
+                value = getattr(self.rl.sampling, name) if self.rl else getattr(plain, name)
+                if value != getattr(plain, name):
+                    raise ValueError(
+                        f"rl.sampling.{name}: {value}; accepted with runtime.url: {getattr(plain, name)}"
+                    )
+            if self.evaluation_sampling.min_p:
+                raise ValueError("evaluation.sampling.min_p: accepted with runtime.url: 0")
+        return self
+
+    @property
+    def sft_steps(self) -> int:
+        """Optimizer steps of the SFT phase."""
+        return self.sft.steps if self.sft else 0
+
     @property
     def steps(self) -> int:
         """Optimizer steps of the whole run."""
-        return (self.sft.steps if self.sft else 0) + (self.rl.steps if self.rl else 0)
+        return self.sft_steps + (self.rl.steps if self.rl else 0)
 
     @property
     def max_turns(self) -> int:

@@ -32,14 +32,16 @@ def mean_interval(rewards: Sequence[float], clusters: Sequence[int], confidence:
     `clusters[i]` names the prompt that reward i belongs to: samples of one prompt are alike, and
     count together. Percentiles are widened for few clusters (Hesterberg, arXiv:1411.5279).
     Where all clusters have the same mean the bootstrap sees no variation; then Wilson's bound on
-    the share of clusters that could still differ is used, so that 100 % has an interval.
+    the share of clusters that could still differ is used, so that 100 % has an interval. Rewards are
+    taken to lie between 0 and 1, or as far out as the largest of them; on both sides of 0, if one does.
 
     Raises:
         ValueError: no rewards, unequal lengths, a reward that is not finite, or a confidence
             outside (0, 1).
     """
     sums_C, counts_C = _by_cluster(rewards, clusters)
-    low, high = _interval(sums_C, counts_C, confidence, (0.0, 1.0))
+    span = max(1.0, *map(abs, rewards))
+    low, high = _interval(sums_C, counts_C, confidence, (-span if min(rewards) < 0 else 0.0, span))
     return Interval(float(sums_C.sum() / counts_C.sum()), low, high, len(rewards))
 
 

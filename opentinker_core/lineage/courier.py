@@ -13,6 +13,7 @@ from pathlib import Path
 
 from opentinker_core.config.settings import Settings
 from opentinker_core.lineage.outbox import open_dispatcher
+from opentinker_core.niceness import set_session_nice
 from opentinker_core.runtime.workspace import Workspace
 
 _LAST_CALL_S = 60.0
@@ -75,6 +76,7 @@ def main() -> None:
 
 def _yield_to_others() -> None:
     """Run only when nothing else wants the core (Linux), or at the lowest priority."""
+    set_session_nice(19)
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:
@@ -83,6 +85,7 @@ def _yield_to_others() -> None:
 
 def _compete_again() -> None:
     """At the end the run waits for what is left: go back to ordinary priority, where that is permitted."""
+    set_session_nice(0)
     if hasattr(os, "SCHED_IDLE"):
         with suppress(PermissionError):
             for task in Path("/proc/self/task").iterdir():

@@ -5,11 +5,13 @@ rows. What several steps of a run have to tell goes in one call of each kind.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from opentinker_core.digests import digest_json
 from opentinker_core.lineage.tracking import TRAINING_VIEW, Tracking
 from opentinker_core.policies.catalog import Catalog
 from opentinker_core.policies.types import Run, RunStatus, TrajectorySet
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 _PARAMS_PER_CALL = 100
 _METRICS_PER_CALL = 1000
 """What MLflow's `log_batch` takes at once."""
+_REFUSED = re.compile(r"[^\w.\- :]")
+_METRIC_NAME_LIMIT = 240
 _TEXT_LIMIT = 5000
 """Characters of a parameter, tag or note."""
 _STATUS = {RunStatus.RUNNING: "RUNNING", RunStatus.COMPLETED: "FINISHED", RunStatus.FAILED: "FAILED"}
@@ -32,6 +36,16 @@ class Measured:
     metrics: Mapping[str, float]
     step: int
     at: datetime
+
+
+def metric_name(key: str) -> str:
+    """`key` as MLflow takes it: agents, of whom there are metrics, may have other names than it accepts.
+
+    What it refuses becomes `_`, and a digest of the whole keeps two such names apart.
+    """
+    parts = [_REFUSED.sub("_", part) for part in key.split("/")]
+    name = "/".join(part if part.strip(".") else "_" for part in parts)[:_METRIC_NAME_LIMIT]
+    return name if name == key else f"{name}-{digest_json(key)[:8]}"
 
 
 class RunMirror:
@@ -75,7 +89,7 @@ class RunMirror:
         from mlflow.entities import Metric
 
         rows = [
-            Metric(key, float(value), _milliseconds(one.at), one.step)
+            Metric(metric_name(key), float(value), _milliseconds(one.at), one.step)
             for one in measured
             for key, value in one.metrics.items()
         ]

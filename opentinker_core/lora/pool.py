@@ -122,6 +122,11 @@ class AdapterPool:
         self._last_in: dict[Slot, _Occupant] = {}
         """The last occupant of each slot, whether it is there still or not."""
 
+    @property
+    def occupied(self) -> int:
+        """Adapters in slots, those in use and those kept for the next time."""
+        return len(self._occupants)
+
     @contextmanager
     def lease(self, wanted: Mapping[Key, Wanted]) -> Iterator[dict[Key, Slot]]:
         """Hold the adapters in slots, all at once; those of no lease give way, the longest unused first.

@@ -23,6 +23,8 @@ class Rows:
     slot: Slot | None
     gradient: Adapter | None = None
     """Where the gradient of the adapter's factors is added to, if it is wanted."""
+    tiled: bool = False
+    """Whether a row's result must not depend on the others, nor on their number (see `RoutingPlan`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +67,16 @@ class Routing:
 
     def _find_parts(self, active: tuple[bool, ...]) -> Iterator[Part]:
         start = 0
-        ranks = [
-            row.slot.rank if row.slot and on else None for row, on in zip(self._rows, active, strict=True)
+        kinds = [
+            (row.slot.rank, row.tiled) if row.slot and on else None
+            for row, on in zip(self._rows, active, strict=True)
         ]
-        for rank, members in groupby(zip(ranks, self._rows, strict=True), key=lambda pair: pair[0]):
+        for kind, members in groupby(zip(kinds, self._rows, strict=True), key=lambda pair: pair[0]):
             rows = [row for _, row in members]
             stop = start + sum(row.count for row in rows)
-            if rank is not None:
-                plan = RoutingPlan(stop - start, _segments(rows), invariant=self._invariant)
+            if kind is not None:
+                rank, tiled = kind
+                plan = RoutingPlan(stop - start, _segments(rows), invariant=self._invariant, tiled=tiled)
                 gradients = tuple(row.gradient for row in rows)
                 yield Part(slice(start, stop), self._pool.bucket(rank), plan, gradients)
             start = stop

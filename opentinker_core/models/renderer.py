@@ -2,23 +2,32 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 from envs.protocol import Action, Message, Observation
 from opentinker_core.errors import UsageError
+from opentinker_core.models.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_DATE = "01 Jan 2025"
-"""What templates that ask for a `date_string` are given: a run must not depend on the day."""
+    from opentinker_core.agents.tools.formats import ToolDeclaration, ToolFormat
+
+_END_OF_CALL = "<|eom_id|>"
+"""With what Llama 3 may end a turn whose calls it wants answered."""
 
 
 class Renderer:
     """Turns messages into tokens, as plain text or with the model's chat template."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", mode: Literal["plain", "chat"]) -> None:
-        """Bind a tokenizer.
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        mode: Literal["plain", "chat"],
+        wire: "ToolFormat | None" = None,
+    ) -> None:
+        """Bind a tokenizer, and the format of the agent's tools if it has any.
 
         Raises:
             UsageError: the mode is unknown, or the tokenizer has no chat template or no stop token.
@@ -27,34 +36,61 @@ class Renderer:
             raise UsageError(f"render: {mode!r} is unknown; accepted: plain, chat")
         if mode == "chat" and not tokenizer.chat_template:
             raise UsageError("render: the base model has no chat template; accepted: plain")
-        self._tokenizer = tokenizer
-        self._chat = mode == "chat"
+        self._tokenizer, self._wire = tokenizer, wire
+        self._template = ChatTemplate(tokenizer, wire) if mode == "chat" else None
         if not self.stop_token_ids:
             raise UsageError("base_model: the tokenizer has no end-of-sequence token")
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a turn: the template's end of turn (chat) first, then the end of sequence."""
-        ends = (self._end_of_turn, self._tokenizer.eos_token_id)
+        ends = (self._end_of_turn, self._tokenizer.eos_token_id, self._end_of_call)
         return tuple(dict.fromkeys(token for token in ends if token is not None))
 
-    def initial(self, observation: Observation) -> list[int]:
-        """Tokens of an episode's first prompt, up to where the agent begins to speak."""
-        if not self._chat:
-            return self._encode(observation.text)
-        return self._encode(self._render(observation.messages, generation_prompt=True))
+    @property
+    def rewrites_history(self) -> str | None:
+        """Why the template, given the whole conversation, does not give what was recorded; None: it does."""
+        return self._template.rewrites_history if self._template else None
+
+    def initial(self, observation: Observation, tools: "Sequence[ToolDeclaration]" = ()) -> list[int]:
+        """Tokens of an episode's first prompt, up to where the agent begins to speak.
+
+        `tools`: what it is told of. The template tells it, if it knows tools of their format; else the
+        format's own words stand in the system's message or the first of the user, or before plain text.
+
+        Raises:
+            UsageError: there are tools, but no format; or the template refuses the messages or the tools.
+        """
+        if tools and self._wire is None:
+            raise UsageError("render: tools are declared without a format; accepted: hermes, llama3, json")
+        if self._template:
+            return self._encode(self._template.prompt(observation.messages, tools))
+        told = f"{self._wire.declare(tools).rstrip()}\n\n" if tools and self._wire else ""
+        return self._encode(told + self._plain(observation))
 
     def following(self, observation: Observation, generated: Sequence[int]) -> list[int]:
         """Only the tokens to append after the recorded ids, which end with the turn `generated`.
 
         With a chat template they close the agent's turn, unless it closed it itself.
         """
-        if not self._chat:
-            return self._encode(observation.text)
-        tokens = self._encode(self._after_a_turn(observation.messages, generation_prompt=True))
-        if generated and generated[-1] == self._end_of_turn:
+        if not self._template:
+            return self._encode(self._plain(observation))
+        tokens = self._encode(self._template.after_a_turn(observation.messages, generation_prompt=True))
+        if generated and self._end_of_turn is not None and generated[-1] in self._ends_of_turns:
             return tokens[tokens.index(self._end_of_turn) + 1 :]
         return tokens
+
+    def whole(self, messages: Sequence[Message], tools: "Sequence[ToolDeclaration]" = ()) -> list[int]:
+        """Tokens of a whole conversation as the template writes it now, up to where the agent speaks.
+
+        It need not begin with what was recorded: see `rewrites_history`.
+
+        Raises:
+            UsageError: rendering is plain, which has no form for turns that were not sampled.
+        """
+        if not self._template:
+            raise UsageError("render: 'plain' renders no whole conversations; accepted: chat")
+        return self._encode(self._template.prompt(messages, tools))
 
     def action_text(self, tokens: Sequence[int], stop: tuple[str, ...]) -> str:
         """The text of a turn, without its stop token and up to the first of the strings `stop`."""
@@ -71,46 +107,31 @@ class Renderer:
     @cached_property
     def _end_of_turn(self) -> int | None:
         """The first special token that the template puts after an assistant's message."""
-        if not self._chat:
+        if not self._template:
             return None
         special = set(self._tokenizer.all_special_ids) | set(self._tokenizer.added_tokens_decoder)
-        tokens = self._encode(self._after_a_turn((), generation_prompt=False))
+        tokens = self._encode(self._template.after_a_turn((), generation_prompt=False))
         return next((token for token in tokens if token in special), None)
 
-    def _after_a_turn(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
-        """What the template writes after an assistant's message that is followed by `messages`.
+    @cached_property
+    def _end_of_call(self) -> int | None:
+        if self._wire is None or self._template is None or _END_OF_CALL not in self._template.source:
+            return None
+        return self._tokenizer.get_added_vocab().get(_END_OF_CALL)
 
-        The message is a mark whose text is then looked for; the user's turn before it keeps
-        templates content that demand alternation, and takes the default system prompt.
-        """
-        mark = "opentinker:turn"
-        while any(mark in message.content for message in messages):
-            mark += ":"
-        dialogue = (Message("user", "?"), Message("assistant", mark), *messages)
-        before, found, after = self._render(dialogue, generation_prompt=generation_prompt).partition(mark)
-        if not before or not found or mark in after:
-            raise UsageError(
-                "render: the base model's chat template does not show an assistant's message once"
-            )
-        return after
+    @cached_property
+    def _ends_of_turns(self) -> frozenset[int | None]:
+        return frozenset({self._end_of_turn, self._end_of_call})
 
-    def _render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
-        from jinja2 import TemplateError
-
-        dialogue = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            text = self._tokenizer.apply_chat_template(
-                dialogue,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                date_string=_DATE,
-            )
-        except TemplateError as error:
-            roles = ", ".join(message.role for message in messages)
-            raise UsageError(
-                f"render: the chat template refuses messages of roles {roles}: {error}"
-            ) from error
-        return str(text)
+    def _plain(self, observation: Observation) -> str:
+        """Contents joined; results of tools as the format writes them, on lines of their own."""
+        if self._wire is None:
+            return observation.text
+        text = ""
+        for are_results, group in groupby(observation.messages, lambda message: message.role == "tool"):
+            contents = [message.content for message in group]
+            text += f"\n{self._wire.respond(contents)}\n" if are_results else "".join(contents)
+        return text
 
     def _encode(self, text: str) -> list[int]:
         if any("\ud800" <= character <= "\udfff" for character in text):  # bytes that were not UTF-8

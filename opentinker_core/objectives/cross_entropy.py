@@ -9,7 +9,7 @@ from opentinker_core.objectives.types import Metrics, SignalBatch, required
 def cross_entropy(logprobs_M: Tensor, batch: SignalBatch) -> tuple[Tensor, Metrics]:
     """`sum_t -w_t * log pi(x_t) * scale_t`; the gradient of importance sampling at ratio 1 with A = w.
 
-    Metrics: `loss`, `tokens`, and `nll`, the unweighted mean of `-log pi`.
+    Weights may have any sign. Metrics: `loss`, `tokens`, and `nll`, the unweighted mean of `-log pi`.
     """
     weights_M = required("weights_M", batch.weights_M)
     loss_sum = -(weights_M * logprobs_M * batch.token_scales_M).sum()

@@ -1,9 +1,9 @@
 """Proximal policy optimization: the clipped surrogate."""
 
-import torch
 from torch import Tensor
 
 from opentinker_core.config.schema import CorrectionConfig
+from opentinker_core.objectives.clipping import clipped_surrogate, clipped_tokens, ratio_bounds
 from opentinker_core.objectives.correction import NO_CORRECTION, ratio_and_weight
 from opentinker_core.objectives.mismatch import mismatch_metrics
 from opentinker_core.objectives.types import Metrics, SignalBatch, required
@@ -24,17 +24,14 @@ def ppo(
     With one the clip is around pi_old, `r_t = pi(x_t) / pi_old(x_t)`, and `w_t` is the bounded weight of
     pi_old / mu. On the first step of an update pi_old is pi, and nothing is clipped.
 
-    `clip_high > clip_low` is DAPO's clip-higher (arXiv:2503.14476). `clip_fraction` counts the tokens
-    without gradient.
+    `clip_high > clip_low` is DAPO's clip-higher (arXiv:2503.14476). Where the batch has bounds of its own
+    for each token, they take the place of these. `clip_fraction` counts the tokens without gradient.
     """
     advantages_M = required("advantages_M", batch.advantages_M)
     ratio_M, weight_M = ratio_and_weight(logprobs_M, batch, correction)
-    clipped_M = ratio_M.clamp(1 - clip_low, 1 + clip_high)
-    surrogate_M = torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M)
+    bounds = ratio_bounds(batch, 1 - clip_low, 1 + clip_high)
+    surrogate_M = clipped_surrogate(ratio_M, advantages_M, bounds)
     loss_sum = -(weight_M * surrogate_M * batch.token_scales_M).sum()
     metrics = mismatch_metrics(logprobs_M, batch, loss_sum, correction)
-    with torch.no_grad():
-        too_high_M = (ratio_M > 1 + clip_high) & (advantages_M > 0)
-        too_low_M = (ratio_M < 1 - clip_low) & (advantages_M < 0)
-        metrics["clip_fraction"] = (too_high_M | too_low_M).sum().to(loss_sum.dtype)
+    metrics["clip_fraction"] = clipped_tokens(ratio_M, advantages_M, bounds)
     return loss_sum, metrics

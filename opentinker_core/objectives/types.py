@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from opentinker_core.objectives.normalizers import trajectory_names
+from opentinker_core.trajectories.client_datum import ClientDatum
 from opentinker_core.trajectories.errors import TrajectoryError
 from opentinker_core.trajectories.packing import MicroBatch
 from opentinker_core.trajectories.types import Datum
@@ -26,7 +27,10 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class SignalBatch:
-    """The learning signal of the M trained positions of a micro-batch; float tensors of shape (M,)."""
+    """The learning signal of the M trained positions of a micro-batch; float tensors of shape (M,).
+
+    Of datums with several targets a position: (M, K), 0 where a position has fewer.
+    """
 
     token_scales_M: Tensor
     """The normalizer's factor of each position, computed over the global batch."""
@@ -45,6 +49,11 @@ class SignalBatch:
     """int64 (M,): how many trained tokens that trajectory has, in all micro-batches together."""
     sequence_log_ratio_M: Tensor | None = None
     """log(pi_old / mu) of that trajectory, summed over these tokens; given where old logprobs are."""
+    ratio_low_M: Tensor | None = None
+    """Bounds of each token's ratio, where a client gave them (see `ClientDatum`)."""
+    ratio_high_M: Tensor | None = None
+    sequence_mask_M: Tensor | None = None
+    """How much each token counts in the ratio of its sequence, where a client said so."""
 
     @classmethod
     def of(
@@ -62,8 +71,9 @@ class SignalBatch:
 
         Args:
             datums: the datums `batch` was made of.
-            token_scales: of each datum, float (N,), from a normalizer over the global batch.
-            reference_logprobs: of each datum, float (N,).
+            token_scales: of each datum, float in the shape of its targets, from a normalizer over the global
+                batch.
+            reference_logprobs: of each datum, likewise.
             old_logprobs: likewise, of the policy when the update on these datums began.
 
         Raises:
@@ -99,6 +109,9 @@ class SignalBatch:
             sequence_M=sequence_D[batch.datum_M],
             sequence_tokens_M=tokens_D[batch.datum_M],
             sequence_log_ratio_M=ratio_M,
+            ratio_low_M=optional([_of_client(datum, "ratio_low_N") for datum in datums]),
+            ratio_high_M=optional([_of_client(datum, "ratio_high_N") for datum in datums]),
+            sequence_mask_M=optional([_of_client(datum, "sequence_mask_N") for datum in datums]),
         )
 
 
@@ -139,6 +152,11 @@ def required(name: str, tensor: Tensor | None) -> Tensor:
 def log_ratio(logprobs_M: Tensor, sampler_logprobs_M: Tensor) -> Tensor:
     """log(pi / mu) of each token, clamped to +-`MAX_LOG_RATIO` (no gradient beyond)."""
     return (logprobs_M - sampler_logprobs_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _of_client(datum: Datum, name: str) -> np.ndarray | None:
+    array: np.ndarray | None = getattr(datum, name) if isinstance(datum, ClientDatum) else None
+    return array
 
 
 def _check_signal(datums: Sequence[Datum], **given: Sequence[np.ndarray] | None) -> None:

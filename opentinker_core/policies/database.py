@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 
 from opentinker_core.errors import OpenTinkerError, UsageError
 
-HEAD = "0001"
+HEAD = "0006"
 """The schema revision that this code knows: the last of `migrations/versions`."""
 VERSION_TABLE = "ot_schema"
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -35,6 +35,10 @@ _ACCEPTED = "accepted: 'sqlite:///file' or 'postgresql://user@host/database'"
 _BUSY_SECONDS = 30
 _MIGRATION_LOCK = 0x6F70656E74696E6B  # "opentink"
 _alembic_lock = threading.Lock()  # alembic's environment is global to the process
+
+
+class DatabaseError(OpenTinkerError):
+    """The database does not do what it was asked for; the message names it, as its owner may know."""
 
 
 class Database:
@@ -79,7 +83,12 @@ class Database:
             with self._engine.connect() as connection:
                 if _revision(connection) == HEAD:
                     return
-            with _alembic_lock, self._writer.begin() as connection:
+            with (
+                _alembic_lock,
+                self._writer.connect() as connection,
+                _unenforced_references(connection),
+                connection.begin(),
+            ):
                 if connection.dialect.name == "postgresql":
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
                 _upgrade(connection, self._label)
@@ -92,7 +101,7 @@ class Database:
             raise  # a defect of this code, not of the database
         except (DBAPIError, sqlite3.Error, PoolTimeoutError) as error:
             reason = " ".join(str(getattr(error, "orig", None) or error).split())
-            raise OpenTinkerError(f"catalog {self._label}: {reason}") from error
+            raise DatabaseError(f"catalog {self._label}: {reason}") from error
 
 
 def _engine(url: str) -> Engine:
@@ -146,6 +155,25 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+@contextmanager
+def _unenforced_references(connection: Connection) -> Iterator[None]:
+    """While SQLite makes a table anew to change its constraints, others refer to one that is not there.
+
+    That has to be allowed before the transaction begins (https://sqlite.org/lang_altertable.html, 7).
+    """
+    raw = connection.connection.dbapi_connection
+    if connection.dialect.name != "sqlite" or raw is None:
+        yield
+        return
+    cursor = raw.cursor()
+    cursor.execute("PRAGMA foreign_keys = OFF")
+    try:
+        yield
+    finally:
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.close()
+
+
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
@@ -170,3 +198,7 @@ def _upgrade(connection: Connection, label: str) -> None:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    if connection.dialect.name == "sqlite":
+        lost = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+        if lost:
+            raise OpenTinkerError(f"catalog {label}: its rows refer to others that are not there: {lost[:3]}")

@@ -3,7 +3,7 @@
 import secrets
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from opentinker_core.errors import NotFoundError, UsageError
@@ -28,8 +28,8 @@ class RunRecords(TenantScope):
     ) -> Run:
         """Record a new run of a policy, as running.
 
-        A flow run has one run: started again by the same flow run with the same config (a retry
-        after a crash), the run that it started is returned.
+        A flow run has one run a policy: started again by the same flow run with the same config (a
+        retry after a crash), the run that it started is returned.
 
         Raises:
             UsageError: `name` is not a name, or the flow run has started a run of another config.
@@ -39,7 +39,7 @@ class RunRecords(TenantScope):
         check_json("config", config)
         with self._write() as session:
             self._policy_of(session, policy_id)
-            row = self._run_of_flow(session, flow_run_id)
+            row = self._run_of_flow(session, flow_run_id, RunRow.policy_id == policy_id)
             if row is None:
                 row = RunRow(
                     run_id=secrets.token_hex(8),
@@ -55,7 +55,7 @@ class RunRecords(TenantScope):
                 session.add(row)
                 session.flush()
                 self._emit(session, RUN_STARTED, {"run_id": row.run_id, "status": row.status})
-            elif (row.policy_id, row.config_digest) != (policy_id, config_digest):
+            elif row.config_digest != config_digest:
                 raise UsageError(
                     f"flow run: {flow_run_id} has started the run {row.run_id} of another config"
                 )
@@ -85,11 +85,25 @@ class RunRecords(TenantScope):
                 )
             return found[0].value()
 
-    def run_of_flow(self, flow_run_id: str) -> Run | None:
-        """The run that a Prefect flow run works on."""
+    def run_of_flow(self, flow_run_id: str, name: str | None = None) -> Run | None:
+        """The run that a Prefect flow run works on; `name`: of the run, where it may work on several."""
         with self._read() as session:
-            row = self._run_of_flow(session, flow_run_id)
+            named = () if name is None else (RunRow.name == name,)
+            row = self._run_of_flow(session, flow_run_id, *named)
             return row.value() if row else None
+
+    def joint_runs(self, key: str) -> list[Run]:
+        """The runs of a joint run, one a policy, in the order in which they were started.
+
+        `key`: its id, else the name of one, which means the newest of that name.
+        """
+        joint_id, name = (RunRow.config["joint"][field].as_string() for field in ("joint_id", "name"))
+        mine = select(RunRow).where(RunRow.tenant == self.tenant)
+        with self._read() as session:
+            named = session.scalars(mine.where(name == key).order_by(RunRow.created_at.desc())).first()
+            found = key if named is None else named.config["joint"]["joint_id"]
+            query = mine.where(joint_id.in_([key, found])).order_by(RunRow.created_at, RunRow.run_id)
+            return [row.value() for row in session.scalars(query)]
 
     def runs(self, limit: int = 50) -> list[Run]:
         """The newest runs first."""
@@ -114,7 +128,7 @@ class RunRecords(TenantScope):
         """
         with self._write() as session:
             row = self._run(session, run_id)
-            other = self._run_of_flow(session, flow_run_id)
+            other = self._run_of_flow(session, flow_run_id, RunRow.policy_id == row.policy_id)
             if other is not None and other is not row:
                 raise UsageError(f"flow run: {flow_run_id} works on the run {other.run_id} already")
             row.flow_run_id = flow_run_id or row.flow_run_id
@@ -138,8 +152,10 @@ class RunRecords(TenantScope):
             query = select(VersionRow).where(VersionRow.run_id == run_id).order_by(VersionRow.number)
             return [row.value() for row in session.scalars(query)]
 
-    def _run_of_flow(self, session: Session, flow_run_id: str | None) -> RunRow | None:
+    def _run_of_flow(
+        self, session: Session, flow_run_id: str | None, *which: ColumnElement[bool]
+    ) -> RunRow | None:
         if flow_run_id is None:
             return None
-        query = select(RunRow).where(RunRow.tenant == self.tenant, RunRow.flow_run_id == flow_run_id)
-        return session.scalars(query).one_or_none()
+        query = select(RunRow).where(RunRow.tenant == self.tenant, RunRow.flow_run_id == flow_run_id, *which)
+        return session.scalars(query.order_by(RunRow.created_at, RunRow.run_id)).first()

@@ -1,10 +1,11 @@
 """What all parts of the catalog share: the database, the tenant, and finding a tenant's rows."""
 
+import copy
 import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -27,6 +28,17 @@ class TenantScope:
         self.url = url
         self._database = Database(url)
         self._thread = threading.local()
+
+    def seen_by(self, tenant: str) -> Self:
+        """The same database as another tenant sees it, by the same connections: closed for one is for all.
+
+        Raises:
+            UsageError: the tenant's name is not accepted.
+        """
+        other = copy.copy(self)
+        other.tenant = check_name("tenant", tenant)
+        other._thread = threading.local()
+        return other
 
     def close(self) -> None:
         """Close all connections."""
@@ -168,6 +180,6 @@ def check_json(field: str, value: dict[str, Any]) -> dict[str, Any]:
     """
     try:
         canonical_json(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{field}: cannot be kept as JSON: {error}") from error
     return value

@@ -105,7 +105,10 @@ class PolicyRow(Base):
 
 class RunRow(Base):
     __tablename__ = "ot_runs"
-    __table_args__ = (UniqueConstraint("tenant", "flow_run_id"), Index(None, "tenant", "name", "created_at"))
+    __table_args__ = (
+        UniqueConstraint("tenant", "flow_run_id", "policy_id"),
+        Index(None, "tenant", "name", "created_at"),
+    )
 
     run_id: Mapped[str] = mapped_column(String(ID), primary_key=True)
     tenant: Mapped[str] = mapped_column(String(NAME))

@@ -94,6 +94,63 @@ class VersionRecords(TenantScope):
                 session.add(TrainedOnRow(policy_id=policy_id, number=number, trajectory_set=set_id))
             return row.value()
 
+    def add_checkpoint(self, policy_id: str, number: int, checkpoint: Snapshot) -> PolicyVersion:
+        """Record the checkpoint of a version that was published without one, or whose own was forgotten.
+
+        Raises:
+            NotFoundError: there is no such version.
+            SnapshotConflictError: it has, or had, another.
+        """
+        with self._write() as session:
+            row = self._version_of(session, policy_id, number)
+            if row.checkpoint_digest not in (None, checkpoint.digest):
+                raise SnapshotConflictError(f"{row.ref} has another checkpoint already")
+            row.checkpoint_uri, row.checkpoint_digest = checkpoint.uri, checkpoint.digest
+            row.checkpoint_size = checkpoint.size
+            session.flush()
+            return row.value()
+
+    def forget_checkpoint(self, policy_id: str, number: int) -> Snapshot | None:
+        """Forget the checkpoint of a version.
+
+        Returns:
+            What is to be deleted, after this took effect; None: it has none, or another version has the same.
+
+        Raises:
+            NotFoundError: there is no such version.
+        """
+        with self._write() as session:
+            row = self._version_of(session, policy_id, number)
+            forgotten, row.checkpoint_uri = row.checkpoint, None
+            if forgotten is None:
+                return None
+            session.flush()
+            others = exists().where(VersionRow.checkpoint_uri == forgotten.uri)
+            return None if session.scalar(select(others)) else forgotten
+
+    def forget_sampler(self, policy_id: str, number: int) -> Snapshot | None:
+        """Give up the sampler snapshot of a version that nobody samples from any more.
+
+        The version stays, with its digest and a size of 0: sampling from it says that the snapshot is gone.
+
+        Returns:
+            What is to be deleted, after this took effect; None: an alias refers to the version, it has a
+            checkpoint, or another version has the same snapshot.
+
+        Raises:
+            NotFoundError: there is no such version.
+        """
+        with self._write() as session:
+            row = self._version_of(session, policy_id, number)
+            named = exists().where(AliasRow.policy_id == policy_id, AliasRow.number == number)
+            other = aliased(VersionRow)
+            itself = (other.policy_id == policy_id) & (other.number == number)
+            shared = exists().where(other.sampler_uri == row.sampler_uri, ~itself)
+            if row.checkpoint is not None or session.scalar(select(named | shared)):
+                return None
+            forgotten, row.sampler_size = row.value().sampler, 0
+            return forgotten
+
     def version(self, ref: str) -> PolicyVersion:
         """The version that `name` (its latest), `name@number` or `name@alias` refers to.
 
@@ -202,6 +259,13 @@ class VersionRecords(TenantScope):
             for row in rows:
                 row.checkpoint_uri = None
             return forgotten
+
+    def _version_of(self, session: Session, policy_id: str, number: int) -> VersionRow:
+        self._policy_of(session, policy_id)
+        row = session.get(VersionRow, (policy_id, number))
+        if row is None:
+            raise NotFoundError(f"version: there is no {number} of the policy {policy_id!r:.80}")
+        return row
 
     def _next_number(self, session: Session, policy: PolicyRow, run_id: str | None, step: int) -> int:
         number = policy.next_number

@@ -7,8 +7,8 @@ import numpy as np
 
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.policies.types import PolicyVersion
-from opentinker_core.runtime.engine import Engine
 from opentinker_core.runtime.policy_states import PolicyStates
+from opentinker_core.runtime.protocol import RunEngine
 from opentinker_core.sampling.canary import Canary
 from opentinker_core.sampling.protocol import BASE
 from opentinker_core.trajectories.types import Datum
@@ -22,7 +22,7 @@ _MISMATCH_ALARM = {"float32": 1e-3, "bfloat16": 0.5}
 class Agreement:
     """See the module."""
 
-    def __init__(self, config: TrainConfig, engine: Engine, states: PolicyStates, run_id: str) -> None:
+    def __init__(self, config: TrainConfig, engine: RunEngine, states: PolicyStates, run_id: str) -> None:
         self._engine, self._states, self._run_id = engine, states, run_id
         kind = config.runtime.sampler
         theirs = config.runtime.vllm.dtype if kind == "vllm" else "auto"

@@ -1,7 +1,9 @@
 """What one tenant sees of a shared engine: a trainer and a sampler whose calls go through its queue."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +26,13 @@ class TrainerClient:
         """See `Trainer.create`."""
         self._scheduler.call(Operation[None](Kind.CREATE, self._tenant, policy, (lora, seed)))
 
-    def load_checkpoint(self, policy: str, directory: Path) -> None:
+    def load_checkpoint(self, policy: str, directory: Path, *, with_optimizer: bool = True) -> None:
         """See `Trainer.load_checkpoint`."""
-        self._scheduler.call(Operation[None](Kind.LOAD, self._tenant, policy, directory))
+        self._scheduler.call(Operation[None](Kind.LOAD, self._tenant, policy, (directory, with_optimizer)))
+
+    def forget(self, policy: str) -> None:
+        """See `Trainer.forget`."""
+        self._scheduler.call(Operation[None](Kind.UNLOAD, self._tenant, policy))
 
     def save_checkpoint(self, policy: str, directory: Path) -> None:
         """See `Trainer.save_checkpoint`."""
@@ -82,11 +88,32 @@ class SamplerClient:
 
     def refresh(self, version: str, snapshot_uri: str, digest: str) -> None:
         """See `Sampler.refresh`."""
-        self._scheduler.call(Operation[None](Kind.REFRESH, self._tenant, version, (snapshot_uri, digest)))
+        self._scheduler.call(_refresh(self._tenant, version, snapshot_uri, digest))
 
     def release(self, version: str) -> None:
         """See `Sampler.release`."""
-        self._scheduler.call(Operation[None](Kind.RELEASE, self._tenant, version))
+        self._scheduler.call(_release(self._tenant, version))
+
+    def submit_refresh(self, version: str, snapshot_uri: str, digest: str) -> Future[None]:
+        """Begin `refresh`; raises as `submit` does."""
+        return self._scheduler.submit(_refresh(self._tenant, version, snapshot_uri, digest))
+
+    def submit_release(self, version: str) -> Future[None]:
+        """Begin `release`; raises as `submit` does."""
+        return self._scheduler.submit(_release(self._tenant, version))
+
+    def submit(self, requests: Sequence[SampleRequest]) -> Future[list[list[SampledSequence]]]:
+        """Begin `sample` for requests of one version; nobody is waited for.
+
+        Raises:
+            BusyError: the queue has no room now.
+            ClosedError: the engine is closed.
+        """
+        return self._scheduler.submit(self._operation(requests))
+
+    def withdraw(self, future: Future[Any]) -> None:
+        """Say that nobody wants what was begun: see `Scheduler.withdraw`."""
+        self._scheduler.withdraw(future)
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[SampledSequence]]:
         """See `Sampler.sample`."""
@@ -114,6 +141,14 @@ class SamplerClient:
         return Operation(
             Kind.SAMPLE, self._tenant, requests[0].version, requests, tokens=tokens, sequences=sequences
         )
+
+
+def _refresh(tenant: str, version: str, snapshot_uri: str, digest: str) -> Operation[None]:
+    return Operation(Kind.REFRESH, tenant, version, (snapshot_uri, digest))
+
+
+def _release(tenant: str, version: str) -> Operation[None]:
+    return Operation(Kind.RELEASE, tenant, version)
 
 
 def _tokens(datums: Sequence[Datum]) -> int:

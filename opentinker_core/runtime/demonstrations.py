@@ -15,11 +15,15 @@ from opentinker_core.trajectories.types import EndReason, StopReason, Trajectory
 
 def from_environment(settings: EpisodeSettings, seed: int, count: int) -> list[Trajectory]:
     """`count` demonstrations of the environment's training problems."""
-    specs = [
+    return demonstrate(specs(seed, count), settings)
+
+
+def specs(seed: int, count: int) -> list[EpisodeSpec]:
+    """Which training problems are demonstrated."""
+    return [
         EpisodeSpec(derive_seed(seed, "demonstration", index), group=index, member=0, draw_seed=0)
         for index in range(count)
     ]
-    return demonstrate(specs, settings)
 
 
 def from_file(path: Path, settings: EpisodeSettings) -> list[Trajectory]:

@@ -7,7 +7,7 @@ queue and go through the model together.
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from opentinker_core.config.schema import LoRAConfig, RuntimeConfig
 from opentinker_core.lora.layer import install
-from opentinker_core.lora.layout import ModelLayout, target_names
+from opentinker_core.lora.layout import HEAD, ModelLayout, target_names
 from opentinker_core.lora.pool import AdapterPool
 from opentinker_core.lora.routing import same_routing
 from opentinker_core.models.decoder import Decoder
@@ -25,8 +25,10 @@ from opentinker_core.models.source import ModelSource, resolve
 from opentinker_core.runtime.batching import BatchLimits
 from opentinker_core.runtime.clients import SamplerClient, TrainerClient
 from opentinker_core.runtime.executor import EngineExecutor
+from opentinker_core.runtime.residency_statistics import Residency, Tier
 from opentinker_core.runtime.scheduler import Scheduler
 from opentinker_core.runtime.scheduler_statistics import Statistics
+from opentinker_core.runtime.served_versions import ServedVersions
 from opentinker_core.sampling.generation import Limits
 from opentinker_core.sampling.native import NativeSampler
 from opentinker_core.sampling.protocol import Sampler
@@ -70,6 +72,8 @@ class SharedEngine:
                 kv_bytes=int(config.kv_memory_gb * 1e9), prefix_bytes=int(config.prefix_memory_gb * 1e9)
             ),
         )
+        self.longest = sampler.longest
+        """Tokens of the longest sequence that can be sampled."""
         self.vllm: VLLMSampler | None = None
         """What samples instead, for all tenants: its servers have queues of their own."""
         if config.sampler == "vllm":
@@ -84,7 +88,12 @@ class SharedEngine:
                 fetch=fetch,
                 read_adapter=trainer.read_adapter,
             )
-            self.max_context = self.vllm.max_context
+            self.max_context = self.longest = self.vllm.max_context
+        self.versions = ServedVersions()
+        self.residency: Callable[[], Residency] = lambda: Residency(
+            Tier.of_pool(pool), Tier.of_host(states), Tier.of_host(sampler.adapters)
+        )
+        """What the tiers hold; any thread may ask."""
         limits = BatchLimits(slots=config.adapter_slots)
         self.scheduler = Scheduler(EngineExecutor(trainer, sampler), limits)
         # The thread keeps the model alive, not this object: it ends with the last who holds it.
@@ -111,6 +120,11 @@ class Engine:
         return self.shared.source
 
     @property
+    def versions(self) -> ServedVersions:
+        """What runs have in the sampler."""
+        return self.shared.versions
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.shared.tokenizer
 
@@ -119,9 +133,41 @@ class Engine:
         return self.shared.max_context
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that can be sampled."""
+        return self.shared.longest
+
+    @property
     def dtype(self) -> str:
         """`float32` or `bfloat16`."""
         return self.shared.dtype
+
+    @property
+    def attempt(self) -> str:
+        """See `runtime.protocol.RunEngine`."""
+        return ""
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the base model gives logits of."""
+        return next(
+            outputs for name, (_, outputs) in self.shared.linears.shapes.items() if _own(name) == HEAD
+        )
+
+    @property
+    def linear_names(self) -> frozenset[str]:
+        """The linear layers that can carry an adapter, each by the last part of its module's name."""
+        return frozenset(_own(name) for name in self.shared.linears.shapes)
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether the head has weights of its own, not those of the embedding."""
+        tables = self.shared.linears.tables
+        heads = {weight.data_ptr() for name, weight in tables.items() if _own(name) == HEAD}
+        return not any(weight.data_ptr() in heads for name, weight in tables.items() if _own(name) != HEAD)
+
+    def forget(self, snapshot_uri: str, digest: str) -> None:
+        """See `runtime.protocol.RunEngine`: there is no other copy."""
 
     def check_targets(self, lora: LoRAConfig) -> None:
         """Raise UsageError if a LoRA config does not fit the base model."""
@@ -129,7 +175,11 @@ class Engine:
 
     def statistics(self) -> Statistics:
         """What waits, runs and ran in the engine, of all tenants."""
-        return self.shared.scheduler.statistics()
+        return replace(self.shared.scheduler.statistics(), residency=self.shared.residency())
+
+
+def _own(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 _shared: "weakref.WeakValueDictionary[tuple[str, str, str], SharedEngine]" = weakref.WeakValueDictionary()
@@ -152,7 +202,7 @@ def open_engine(
     key = (str(source.path), config.model_dump_json(), str(home))
     with _opening:
         shared = _shared.get(key)
-        if shared is None:
+        if shared is None or not shared.close.alive:
             shared = _shared[key] = SharedEngine(source, config, home, fetch)
     sampler = shared.vllm or SamplerClient(shared.scheduler, tenant)
     return Engine(shared, TrainerClient(shared.scheduler, tenant), sampler)

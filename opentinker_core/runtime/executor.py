@@ -92,7 +92,8 @@ class EngineExecutor:
         calls: dict[Kind, Callable[[], object]] = {
             Kind.OPTIM_STEP: lambda: trainer.optim_step(subject, payload),
             Kind.CREATE: lambda: trainer.create(subject, *payload),
-            Kind.LOAD: lambda: trainer.load_checkpoint(subject, payload),
+            Kind.LOAD: lambda: trainer.load_checkpoint(subject, payload[0], with_optimizer=payload[1]),
+            Kind.UNLOAD: lambda: trainer.forget(subject),
             Kind.SAVE: lambda: trainer.save_checkpoint(subject, payload),
             Kind.PUBLISH: lambda: trainer.publish_snapshot(subject, payload),
             Kind.REFRESH: lambda: self._sampler.refresh(subject, *payload),

@@ -1,13 +1,17 @@
 """Open a run: find it again by id or flow run, or start it from the state its config names."""
 
+import logging
 import subprocess
 from pathlib import Path
 
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.digests import digest_json
-from opentinker_core.errors import UsageError
+from opentinker_core.errors import NotFoundError, UsageError
 from opentinker_core.policies.catalog import Catalog
+from opentinker_core.policies.refs import BASE
 from opentinker_core.policies.types import Policy, PolicyVersion, Run, RunStatus
+
+_LOG = logging.getLogger(__name__)
 
 _FRESH = "base"
 
@@ -17,15 +21,19 @@ def config_digest(config: TrainConfig) -> str:
     return digest_json(config.model_dump(mode="json"))
 
 
-def find_run(catalog: Catalog, run_id: str | None, flow_run_id: str | None) -> Run | None:
+def find_run(
+    catalog: Catalog, run_id: str | None, flow_run_id: str | None, name: str | None = None
+) -> Run | None:
     """The run to go on with: named, or that of a flow run which is retried.
+
+    `name`: of the run, as a flow run may have several.
 
     Raises:
         NotFoundError: `run_id` names no run.
     """
     if run_id is not None:
         return catalog.run(run_id)
-    return catalog.run_of_flow(flow_run_id) if flow_run_id is not None else None
+    return catalog.run_of_flow(flow_run_id, name) if flow_run_id is not None else None
 
 
 def recorded_config(run: Run, given: TrainConfig | None) -> TrainConfig:
@@ -37,7 +45,9 @@ def recorded_config(run: Run, given: TrainConfig | None) -> TrainConfig:
     recorded = TrainConfig.model_validate(run.config)
     if given is not None:
         policy = given.policy.model_copy(update={"start": recorded.policy.start})
-        if config_digest(given.model_copy(update={"policy": policy})) != run.config_digest:
+        given = given.model_copy(update={"policy": policy})
+        # Not by the digests: what has been added to configs since then has its default in both.
+        if given.model_dump(mode="json") != recorded.model_dump(mode="json"):
             raise UsageError(
                 f"config: not the one run {run.run_id} was started with ({run.config_digest[:12]}); "
                 "accepted: the same config, or a new run"
@@ -59,6 +69,14 @@ def start_run(
     wanted = config.policy
     forked_from = source.ref if source is not None and source.policy_name != wanted.name else None
     policy = catalog.create_policy(wanted.name, wanted.base_model, wanted.lora, forked_from=forked_from)
+    for other in catalog.runs():
+        if other.policy_id == policy.policy_id and other.status is RunStatus.RUNNING:
+            _LOG.warning(
+                "policy %s: run %s is training it too, or was killed; `latest` is of the one that publishes "
+                "last, and another policy.name keeps them apart",
+                policy.name,
+                other.run_id,
+            )
     run = catalog.start_run(
         config.name,
         policy.policy_id,
@@ -68,6 +86,39 @@ def start_run(
         flow_run_id,
     )
     return run, config, policy
+
+
+def check_startable(catalog: Catalog, config: TrainConfig) -> None:
+    """Refuse a new run that could not be started, before a model is loaded and anything is recorded.
+
+    Raises:
+        UsageError: as `start_run`; or an opponent's version does not exist, or is of another base model.
+    """
+    starting_version(catalog, config)
+    wanted = config.policy
+    if known := next((one for one in catalog.policies() if one.name == wanted.name), None):
+        for field, ours, theirs in (
+            ("base_model", wanted.base_model, known.base_model),
+            ("lora", wanted.lora, known.lora),
+        ):
+            if ours != theirs:
+                raise UsageError(
+                    f"policy.{field}: {ours!r}, but the policy {wanted.name!r} exists with {theirs!r}; "
+                    "accepted: the same, or another name"
+                )
+    for name, opponent in config.joint.opponents.items() if config.joint is not None else ():
+        if opponent.version is None or opponent.version == BASE:
+            continue
+        try:
+            version = catalog.version(opponent.version)
+        except NotFoundError as error:
+            raise NotFoundError(f"opponents.{name}.version: {error}") from error
+        base_model = catalog.policy(version.policy_name).base_model
+        if base_model != wanted.base_model:
+            raise UsageError(
+                f"opponents.{name}.version: {opponent.version} is of base model {base_model!r}; "
+                f"accepted: versions of {wanted.base_model!r}"
+            )
 
 
 def starting_version(catalog: Catalog, config: TrainConfig) -> PolicyVersion | None:

@@ -25,7 +25,9 @@ class Kind(StrEnum):
     CREATE = "create"
     """Gives a policy a fresh state."""
     LOAD = "load"
-    """Gives a policy the state of a checkpoint."""
+    """Gives a policy the state of a checkpoint, or its weights alone."""
+    UNLOAD = "unload"
+    """Frees the state of a policy, which has none afterwards."""
     SAVE = "save"
     """Writes a checkpoint of a policy's state."""
     PUBLISH = "publish"
@@ -44,8 +46,8 @@ FUSED = frozenset({Kind.FORWARD_BACKWARD, Kind.FORWARD, Kind.OPTIM_STEP, Kind.SA
 TRAINS = frozenset({Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP, Kind.CREATE, Kind.LOAD})
 """What changes a policy's state or gradients: what comes behind it counts on it."""
 
-REPLACES_STATE = frozenset({Kind.CREATE, Kind.LOAD})
-"""What gives a policy a whole new state, with no gradients, whatever became of the old one."""
+REPLACES_STATE = frozenset({Kind.CREATE, Kind.LOAD, Kind.UNLOAD})
+"""What gives a policy a whole new state, with no gradients, or none, whatever became of the old one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from opentinker_core.config.schema import TrainConfig
 from opentinker_core.errors import UsageError
 from opentinker_core.policies.types import Policy, PolicyVersion, Run
 from opentinker_core.runtime import opening
-from opentinker_core.runtime.engine import Engine
+from opentinker_core.runtime.protocol import RunEngine
 from opentinker_core.runtime.workspace import Workspace
 from opentinker_core.seeds import derive_seed
 from opentinker_core.snapshots.protocol import Snapshot, SnapshotKind
@@ -18,13 +18,14 @@ class PolicyStates:
     """Keeps the trainer's state of one run in step with the versions the run publishes."""
 
     def __init__(
-        self, workspace: Workspace, run: Run, config: TrainConfig, policy: Policy, engine: Engine
+        self, workspace: Workspace, run: Run, config: TrainConfig, policy: Policy, engine: RunEngine
     ) -> None:
         self._workspace = workspace
         self._run = run
         self._config = config
         self._policy = policy
         self._trainer = engine.trainer
+        self._attempt, self._forget = engine.attempt, engine.forget
         self._resident: str | None = None
         self._reserved: tuple[int, int] | None = None
         """The last step for which a number was reserved, and the number."""
@@ -92,6 +93,7 @@ class PolicyStates:
             version = self._record(number, step, phase, metrics, trained_on, sampler, checkpoint, parent)
             forgotten = catalog.prune_checkpoints(self._run.run_id, self._config.record.keep_checkpoints)
         for snapshot in forgotten:
+            self._forget(snapshot.uri, snapshot.digest)
             self._workspace.snapshots.delete(snapshot.uri)
         self._resident = version.ref
         return version
@@ -99,7 +101,7 @@ class PolicyStates:
     def _upload(self, number: int, kind: SnapshotKind, directory: Path) -> Snapshot:
         # The id keeps stores shared by several catalogs apart; the name is for those who browse them.
         name = f"{self._policy.name[:40]}-{self._policy.policy_id[:8]}"
-        key = (self._policy.tenant, name, f"v{number:06d}", str(kind))
+        key = (self._policy.tenant, name, f"v{number:06d}{self._attempt}", str(kind))
         return self._workspace.snapshots.publish(key, kind, directory)
 
     def _record(

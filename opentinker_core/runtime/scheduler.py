@@ -224,18 +224,27 @@ class Scheduler:
 
     def _run_batch(self, batch: Batch) -> None:
         first = batch.entries[0].operation
-        entries = [entry for entry in batch.entries if self._starts(entry)]
+        refusals = {entry.number: self._refusal(entry) for entry in batch.entries}
+        entries = [entry for entry in batch.entries if refusals[entry.number] is None]
         with self._changed:
             starts = {entry.number: self._shares.time_of(entry.operation.tenant) for entry in entries}
             self._shares.served(first.tenant, [entry.operation for entry in entries])
             if entries:
                 self._tally.ran(first.kind, len(entries))
-        for entry, outcome in zip(entries, self._outcomes(entries), strict=True):
+        outcomes = iter(self._outcomes(entries))
+        # In the order of the entries, and after all ran: what is refused may discard gradients, those
+        # of entries before it among them.
+        for entry in batch.entries:
+            refusal = refusals[entry.number]
+            outcome = next(outcomes) if refusal is None else refusal
             if outcome is Running.RUNNING:
                 with self._changed:
                     self._streams.begin(entry, starts[entry.number])
             else:
                 self._settle(entry, outcome)
+                if not isinstance(outcome, BaseException):
+                    with self._changed:
+                        self._tally.went(first.kind, entry.operation.tokens)
         with self._changed:
             self._company.answered([entry.operation for entry in entries], self._queue.lanes.keys())
 
@@ -255,7 +264,9 @@ class Scheduler:
                 self._end_stream(entry, error if len(running) == 1 else self._finish(entry))
             return
         with self._changed:
+            before = self._streams.tokens
             noted = self._streams.note(progress)
+            self._tally.went(running[0].operation.kind, self._streams.tokens - before)
         for entry, one in noted:
             if one.outcome is not Running.RUNNING:
                 self._end_stream(entry, one.outcome)
@@ -281,16 +292,12 @@ class Scheduler:
             self._executor.drop(entry.operation)
             self._end_stream(entry, ClosedError(f"{entry.operation}: nobody waits for it any more"))
 
-    def _starts(self, entry: Entry) -> bool:
-        """Whether `entry` is to be run; one that is cancelled or must not be run is settled."""
+    def _refusal(self, entry: Entry) -> BaseException | None:
+        """Why `entry` is not to be run, if it was cancelled or must not be."""
         if not entry.future.set_running_or_notify_cancel():
-            self._settle(entry, CancelledError())
-            return False
+            return CancelledError()
         with self._changed:
-            refusal = self._chains.refusal(entry.operation)
-        if refusal is not None:
-            self._settle(entry, refusal)
-        return refusal is None
+            return self._chains.refusal(entry.operation)
 
     def _outcomes(self, entries: Sequence[Entry]) -> Sequence[object]:
         """Of each entry its result or exception."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from opentinker_core.runtime.operation_queue import Entry
 from opentinker_core.runtime.operations import Kind
+from opentinker_core.runtime.residency_statistics import Residency
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class KindStatistics:
     """Before they ran; counted when their turn would have come."""
     batch_sizes: dict[int, int]
     """Operations run together -> how often."""
+    tokens: int = 0
+    """That were put through the base model; those of operations that go on included."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Statistics:
     """What waits, runs and ran; of every kind."""
 
     kinds: dict[Kind, KindStatistics]
+    residency: Residency | None = None
+    """What the engine's tiers hold; None: whoever asked looked at the scheduler alone."""
 
     @property
     def waiting(self) -> int:
@@ -41,6 +46,7 @@ class Tally:
     def __init__(self) -> None:
         self._ended: Counter[tuple[Kind, str]] = Counter()
         self._sizes: dict[Kind, Counter[int]] = {kind: Counter() for kind in Kind}
+        self._tokens: Counter[Kind] = Counter()
 
     def ran(self, kind: Kind, size: int) -> None:
         """Count a batch of `size` operations."""
@@ -49,6 +55,10 @@ class Tally:
     def ended(self, kind: Kind, how: str) -> None:
         """Count an operation that is `done`, `failed` or `cancelled`."""
         self._ended[kind, how] += 1
+
+    def went(self, kind: Kind, tokens: int) -> None:
+        """Count tokens that went through the base model."""
+        self._tokens[kind] += tokens
 
     def statistics(self, waiting: Iterable[Entry], running: Iterable[Entry]) -> Statistics:
         """A copy that stays as it is."""
@@ -63,6 +73,7 @@ class Tally:
                     failed=self._ended[kind, "failed"],
                     cancelled=self._ended[kind, "cancelled"],
                     batch_sizes=dict(self._sizes[kind]),
+                    tokens=self._tokens[kind],
                 )
                 for kind in Kind
             }

@@ -7,15 +7,16 @@ ends with the same tokens, losses and snapshot as one that was left alone.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
 
-from opentinker_core.advantages import advantages
+from opentinker_core.advantages.running import from_metrics
 from opentinker_core.agents.episodes import EpisodeSpec, play
-from opentinker_core.agents.making import environment_maker
+from opentinker_core.agents.making import check_environments
 from opentinker_core.config.schema import (
     CorrectionKind,
     CorrectionLevel,
@@ -25,7 +26,6 @@ from opentinker_core.config.schema import (
     TrainConfig,
 )
 from opentinker_core.errors import UsageError
-from opentinker_core.evaluation.controls import shuffle_rewards
 from opentinker_core.objectives.compose import rl_objective
 from opentinker_core.objectives.cross_entropy import cross_entropy
 from opentinker_core.objectives.normalizers import token_scales, trajectory_names
@@ -39,45 +39,54 @@ from opentinker_core.policies.types import (
 )
 from opentinker_core.runtime import demonstrations, opening
 from opentinker_core.runtime.agreement import Agreement
-from opentinker_core.runtime.engine import Engine, open_engine
+from opentinker_core.runtime.batches import Batch, rl_batch
+from opentinker_core.runtime.choosing import open_run_engine
 from opentinker_core.runtime.held_out import evaluation_of, play_held_out
+from opentinker_core.runtime.operations import ClosedError
 from opentinker_core.runtime.policy_states import PolicyStates
+from opentinker_core.runtime.protocol import RunEngine
 from opentinker_core.runtime.trajectory_sets import TrajectorySets
 from opentinker_core.runtime.workspace import Workspace
 from opentinker_core.sampling.protocol import BASE
 from opentinker_core.seeds import derive_seed
 from opentinker_core.trajectories.datums import to_datum
 from opentinker_core.trajectories.digest import token_ids_digest
-from opentinker_core.trajectories.types import Datum, EndReason, Trajectory
+from opentinker_core.trajectories.types import Datum
 
 
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """The datums of one RL step, what their tokens count, and the set they come from."""
-
-    trajectory_set: TrajectorySet
-    datums: list[Datum]
-    scales: list[np.ndarray]
-    summary: dict[str, float]
+def rollout_specs(seed: int, phase: RLPhase, step: int) -> list[EpisodeSpec]:
+    """The episodes of an RL step: each draws from (run seed, step, group, member)."""
+    return [
+        EpisodeSpec(
+            environment_seed=derive_seed(seed, "problem", step, group),
+            group=group,
+            member=member,
+            draw_seed=derive_seed(seed, "draw", step, group, member),
+        )
+        for group in range(phase.groups)
+        for member in range(phase.group_size)
+    ]
 
 
 class RunSession:
     """See the module. Steps count from 1; those of the SFT phase come first."""
 
     def __init__(
-        self, workspace: Workspace, run: Run, config: TrainConfig, policy: Policy, engine: Engine
+        self, workspace: Workspace, run: Run, config: TrainConfig, policy: Policy, engine: RunEngine
     ) -> None:
         self.workspace = workspace
         self.run = run
         self.config = config
         self.policy = policy
         self.engine = engine
-        self._states = PolicyStates(workspace, run, config, policy, engine)
-        self._sets = TrajectorySets(workspace, run.run_id, config, engine)
-        self._batch: _Batch | None = None
-        self._agreement = Agreement(config, engine, self._states, run.run_id)
-        self.version = self._states.first_version()
+        self.states = PolicyStates(workspace, run, config, policy, engine)
+        self.sets = TrajectorySets(workspace, run.run_id, config, engine)
+        self._batch: tuple[TrajectorySet, Batch] | None = None
+        self._agreement = Agreement(config, engine, self.states, run.run_id)
+        self.version = self.states.first_version()
         """The last version this run published."""
+        self._served: str | None = None
+        """The version of the last rollouts, or of the next."""
         self.refresh(self.version)
 
     @property
@@ -88,69 +97,39 @@ class RunSession:
     @property
     def sft_steps(self) -> int:
         """Number of steps of the SFT phase, which come before those of the RL phase."""
-        return self.config.sft.steps if self.config.sft else 0
+        return self.config.sft_steps
 
     def rollout(self, step: int) -> TrajectorySet:
         """Sample the episodes of an RL step with the current version; stored once, reused when repeated."""
-        if (stored := self._sets.stored(step)) is not None:
+        if (stored := self.sets.stored(step)) is not None:
             return stored
-        phase, seed = self._rl, self.config.seed
-        specs = [
-            EpisodeSpec(
-                environment_seed=derive_seed(seed, "problem", step, group),
-                group=group,
-                member=member,
-                draw_seed=derive_seed(seed, "draw", step, group, member),
-            )
-            for group in range(phase.groups)
-            for member in range(phase.group_size)
-        ]
-        settings = self._sets.settings(phase.sampling, "train", step, phase.max_turns)
+        phase = self.rl_phase
+        specs = rollout_specs(self.config.seed, phase, step)
+        settings = self.sets.settings(phase.sampling, "train", step, phase.max_turns)
         trajectories = play(specs, settings, self.engine.sampler, self.version.ref)
-        saved = self._sets.save(trajectories, step, "train", self.version.ref)
+        saved = self.sets.save(trajectories, step, "train", self.version.ref)
         with self.workspace.catalog.transaction():
-            recorded = self._sets.record(saved)
-            self._states.reserve(step)  # here it costs no commit of its own
+            recorded = self.sets.record(saved)
+            self.states.reserve(step)  # here it costs no commit of its own
         return recorded
 
     def build_batch(self, step: int, trajectory_set: TrajectorySet) -> dict[str, float]:
         """Turn the episodes of a step into datums with advantages, ready for `update`."""
-        phase = self._rl
-        trajectories = self._sets.load(trajectory_set)
-        rewards = [trajectory.reward for trajectory in trajectories]
-        if phase.shuffle_rewards:
-            rewards = shuffle_rewards(rewards, derive_seed(self.config.seed, "shuffle", step))
-        values = advantages(phase.advantage, rewards, [trajectory.group for trajectory in trajectories])
-        penalized = phase.objective.kl_coefficient > 0
-        usable = [
-            to_datum(
-                trajectory,
-                advantages=value,
-                temperature=phase.sampling.temperature,
-                top_p=phase.sampling.top_p,
-                top_k=phase.sampling.top_k,
-                min_p=phase.sampling.min_p,
-            )
-            for trajectory, reward, value in zip(trajectories, rewards, values, strict=True)
-            if reward is not None
-        ]
-        # Normalized over all of them, then cut to those that pull: the others' gradient is zero.
-        scales = token_scales(phase.objective.normalizer, usable, phase.sampling.max_tokens)
-        pulling = [i for i, datum in enumerate(usable) if penalized or datum.signal.any()]
-        datums = [usable[i] for i in pulling]
-        summary = _summary(trajectories, values, datums)
-        self._batch = _Batch(trajectory_set, datums, [scales[i] for i in pulling], summary)
-        return self._batch.summary
+        running = from_metrics(self.version.metrics)
+        shuffle_seed = derive_seed(self.config.seed, "shuffle", step)
+        batch = rl_batch(self.sets.load(trajectory_set), self.rl_phase, running, shuffle_seed)
+        self._batch = (trajectory_set, batch)
+        return batch.summary
 
     def update(self, step: int) -> dict[str, float]:
         """One optimizer step on the batch of `step`, from the published state however often it is called."""
-        batch, phase = self._batch_of(step), self._rl
-        self._states.restore(self.version)
+        (_, batch), phase = self._batch_of(step), self.rl_phase
+        self.states.restore(self.version)
         self._agreement.compare(self.version)
         metrics = batch.summary | self._agreement.metrics
         if not batch.datums:  # no episode told another from its group: nothing to learn
             return metrics
-        self._states.touched()
+        self.states.touched()
         result = self.engine.trainer.forward_backward(
             self.run.run_id,
             batch.datums,
@@ -175,11 +154,17 @@ class RunSession:
         # Drawn with replacement across epochs: each row of a batch counts as a trajectory of its own.
         datums = [
             replace(to_datum(t, weights=1.0), trajectory_id="")
-            for t in self._sets.load(self.demonstrations())
+            for t in self.sets.load(self.demonstrations())
+            if t.turns
         ]
-        self._states.restore(self.version)
+        if not datums:
+            raise UsageError(
+                f"sft: none of the demonstrations of {self.config.environment.id!r} has a turn of "
+                f"policy {self.config.policy.name!r}; accepted: one at least, or no phase 'sft'"
+            )
+        self.states.restore(self.version)
         self._agreement.compare(self.version)
-        self._states.touched()
+        self.states.touched()
         metrics: dict[str, float] = {}
         for step in range(start, stop + 1):
             rows = demonstrations.batch_rows(seed, step, phase.batch_size, len(datums))
@@ -192,28 +177,28 @@ class RunSession:
 
     def demonstrations(self) -> TrajectorySet:
         """The demonstrations of the SFT phase, one set for all of its steps; stored once."""
-        if (stored := self._sets.stored(1)) is not None:
+        if (stored := self.sets.stored(1)) is not None:
             return stored
         phase = self._sft
         sampling = self.config.rl.sampling if self.config.rl else SamplingConfig()
-        settings = self._sets.settings(sampling, "train", 1, self.config.max_turns)
+        settings = self.sets.settings(sampling, "train", 1, self.config.max_turns)
         if phase.data == "environment":
             trajectories = demonstrations.from_environment(settings, self.config.seed, phase.examples)
         else:
             trajectories = demonstrations.from_file(Path(phase.data), settings)
-        return self._sets.record(self._sets.save(trajectories, 1, "train", "demonstration"))
+        return self.sets.record(self.sets.save(trajectories, 1, "train", "demonstration"))
 
     def publish(self, step: int, metrics: dict[str, float]) -> PolicyVersion:
         """Publish the state after `step`: snapshots first, then version and lineage in one transaction."""
         if self.version.step >= step:
             return self.version
         supervised = step <= self.sft_steps
-        trained_on = self.demonstrations() if supervised else self._batch_of(step).trajectory_set
-        self.version = self._states.publish(
+        trained_on = self.demonstrations() if supervised else self._batch_of(step)[0]
+        self.version = self.states.publish(
             step, "sft" if supervised else "rl", metrics, [trained_on.set_id], self.version.ref
         )
         self._batch = None
-        self._sets.release(keep=trained_on if supervised else None)
+        self.sets.release(keep=trained_on if supervised else None)
         return self.version
 
     def refresh(self, version: PolicyVersion) -> None:
@@ -222,9 +207,16 @@ class RunSession:
         Raises:
             CanaryError: what it serves is not what the trainer holds (see `config.canary`).
         """
-        self.engine.sampler.refresh(version.ref, version.sampler.uri, version.sampler.digest)
+        self.engine.versions.hold(self.engine.sampler, version, self.run.run_id)
         if version == self.version:
+            before, self._served = self._served, version.ref
+            if before != version.ref:
+                self._let_go(before)
             self._agreement.served(version)
+
+    def _let_go(self, ref: str | None) -> None:
+        if ref is not None:
+            self.engine.versions.let_go(self.engine.sampler, ref, self.run.run_id)
 
     def evaluates_at(self, step: int) -> bool:
         """Whether the version of `step` is evaluated: every `evaluation.every` steps, and the last."""
@@ -242,32 +234,44 @@ class RunSession:
             version = catalog.version(ref)
             step = version.step
             self.refresh(version)
-        settings = self._sets.settings(config.evaluation_sampling, "held_out", step, config.max_turns)
-        trajectories = play_held_out(config, settings, self.engine.sampler, ref)
-        saved = self._sets.save(trajectories, step, "evaluation", ref)
-        evaluation = catalog.add_evaluation(
-            evaluation_of(config, ref, step, self.run.run_id, trajectories, saved)
+        elsewhere = config.evaluation.environment
+        settings = self.sets.settings(
+            config.evaluation_sampling, "held_out", step, config.max_turns, elsewhere
         )
-        self._mark_best(evaluation)
-        return evaluation
+        try:
+            trajectories = play_held_out(config, settings, self.engine.sampler, ref)
+        finally:
+            if ref not in (BASE, self._served):
+                self._let_go(ref)
+        saved = self.sets.save(trajectories, step, "evaluation", ref, elsewhere)
+        return self.record_evaluation(evaluation_of(config, ref, step, self.run.run_id, trajectories, saved))
+
+    def record_evaluation(self, evaluation: Evaluation) -> Evaluation:
+        """Record an evaluation of one of the run's versions, or of the base model."""
+        recorded = self.workspace.catalog.add_evaluation(evaluation)
+        self._mark_best(recorded)
+        return recorded
 
     def finish(self, status: RunStatus, error: str | None = None) -> None:
-        """Record how the run ended."""
+        """Record how the run ended, which samples no more."""
         self.run = self.workspace.catalog.update_run(self.run.run_id, status=status, error=error)
+        with suppress(ClosedError):
+            self._let_go(self._served)
 
     def token_ids_digest(self) -> str:
         """One digest over the token ids of all training sets, in the order of the steps."""
-        return token_ids_digest(t for item in self._sets.training() for t in self._sets.load(item))
+        return token_ids_digest(t for item in self.sets.training() for t in self.sets.load(item))
 
-    def _batch_of(self, step: int) -> _Batch:
+    def _batch_of(self, step: int) -> tuple[TrajectorySet, Batch]:
         """The batch at hand if it is that of `step`; else it is built again from what is stored."""
-        if self._batch is None or self._batch.trajectory_set.step != step:
+        if self._batch is None or self._batch[0].step != step:
             self.build_batch(step, self.rollout(step))
         assert self._batch is not None
         return self._batch
 
     @property
-    def _rl(self) -> RLPhase:
+    def rl_phase(self) -> RLPhase:
+        """Raises UsageError if the config has none."""
         if self.config.rl is None:
             raise UsageError("rl: the config has no such phase")
         return self.config.rl
@@ -280,7 +284,7 @@ class RunSession:
 
     def _old_logprobs(self, datums: Sequence[Datum]) -> list[np.ndarray] | None:
         """Of all datums, where the weight of a trajectory may need rows of several micro-batches."""
-        correction = self._rl.objective.correction
+        correction = self.rl_phase.objective.correction
         by_token = correction.kind is CorrectionKind.NONE or correction.level is CorrectionLevel.TOKEN
         if by_token or len(set(trajectory_names(datums))) == len(datums):
             return None
@@ -304,21 +308,26 @@ def open_session(
     *,
     run_id: str | None = None,
     flow_run_id: str | None = None,
+    kind: type[RunSession] = RunSession,
 ) -> RunSession:
     """Start the run that `config` describes, or go on with one: `run_id`, or that of a retried flow run.
+
+    `kind`: of the session.
 
     Raises:
         UsageError: no config for a new run, or one that is not the run's; a wrong model, LoRA
             target, environment or start.
     """
     catalog = workspace.catalog
-    run = opening.find_run(catalog, run_id, flow_run_id)
+    run = opening.find_run(catalog, run_id, flow_run_id, config.name if config else None)
     if run is not None:
         config = opening.recorded_config(run, config)
     if config is None:
         raise UsageError("config: missing; accepted: a training config, or the id of a run to go on with")
-    environment_maker(config.environment, "train")  # a wrong one is refused before the model is loaded
-    engine = open_engine(
+    check_environments(config)  # what is wrong is refused before the model is loaded
+    if run is None:
+        opening.check_startable(catalog, config)
+    engine = open_run_engine(
         config.policy.base_model,
         config.runtime,
         workspace.home,
@@ -338,20 +347,4 @@ def open_session(
     else:
         run = opening.resume_run(catalog, run, flow_run_id)
         policy = catalog.policy(config.policy.name)
-    return RunSession(workspace, run, config, policy, engine)
-
-
-def _summary(
-    trajectories: Sequence[Trajectory], values: np.ndarray, datums: Sequence[Datum]
-) -> dict[str, float]:
-    rewards = [t.reward for t in trajectories if t.reward is not None]
-    signal = {t.group for t, value in zip(trajectories, values, strict=True) if value != 0}
-    truncated = [t for t in trajectories if t.end_reason in (EndReason.MAX_TURNS, EndReason.CONTEXT)]
-    return {
-        "episodes": float(len(trajectories)),
-        "episodes_missing": float(len(trajectories) - len(rewards)),
-        "episodes_truncated": float(len(truncated)),
-        "reward_mean": float(np.mean(rewards)) if rewards else 0.0,
-        "groups_with_signal": float(len(signal)),
-        "trained_tokens": float(sum(int(datum.mask_N.sum()) for datum in datums)),
-    }
+    return kind(workspace, run, config, policy, engine)

@@ -40,6 +40,11 @@ class Streams:
         """What runs, as it was submitted."""
         return [stream.entry for stream in self._streams.values()]
 
+    @property
+    def tokens(self) -> int:
+        """That were put through the base model for all that run."""
+        return sum(stream.done for stream in self._streams.values())
+
     def turn(self) -> tuple[float, int]:
         """(virtual time, number) of the stream that is furthest behind."""
         return min((stream.start + stream.done, number) for number, stream in self._streams.items())

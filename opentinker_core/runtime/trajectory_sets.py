@@ -1,20 +1,24 @@
 """The trajectory sets of a run: how its episodes are played, stored once, and found again."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
+import envs.registry
 from envs.protocol import Split
 from opentinker_core.agents.episodes import EpisodeSettings
-from opentinker_core.agents.making import environment_maker
-from opentinker_core.config.schema import SamplingConfig, TrainConfig
+from opentinker_core.agents.playing import Table
+from opentinker_core.agents.tools.making import chosen_format, open_tools
+from opentinker_core.config.schema import EnvironmentConfig, SamplingConfig, TrainConfig
 from opentinker_core.digests import digest_json
 from opentinker_core.models.renderer import Renderer
 from opentinker_core.policies.types import TrajectorySet
-from opentinker_core.runtime.engine import Engine
+from opentinker_core.runtime.protocol import RunEngine
 from opentinker_core.runtime.workspace import Workspace
 from opentinker_core.sampling.protocol import SamplingParams
+from opentinker_core.trajectories.parts import parts_of
 from opentinker_core.trajectories.types import Trajectory
 
 Purpose = Literal["train", "evaluation"]
@@ -23,7 +27,7 @@ Purpose = Literal["train", "evaluation"]
 class TrajectorySets:
     """Stores, records and caches the trajectory sets of one run; with an empty id, of none."""
 
-    def __init__(self, workspace: Workspace, run_id: str, config: TrainConfig, engine: Engine) -> None:
+    def __init__(self, workspace: Workspace, run_id: str, config: TrainConfig, engine: RunEngine) -> None:
         self._workspace = workspace
         self._run_id = run_id
         self._config = config
@@ -32,13 +36,24 @@ class TrajectorySets:
         self._training: dict[int, TrajectorySet] | None = None
         """The recorded training sets by step, once they were read: no other process adds to a run."""
 
-    def settings(self, sampling: SamplingConfig, split: Split, step: int, max_turns: int) -> EpisodeSettings:
-        """How the episodes of a set are played."""
-        environment = self._config.environment
-        renderer = Renderer(self._engine.tokenizer, sampling.render)
+    def settings(
+        self,
+        sampling: SamplingConfig,
+        split: Split,
+        step: int,
+        max_turns: int,
+        environment: EnvironmentConfig | None = None,
+    ) -> EpisodeSettings:
+        """How the episodes of a set are played by one agent; `environment`: None: the run's own."""
+        environment = environment or self._config.environment
+        tokenizer, tools = self._engine.tokenizer, self._config.tools
+        wire = None if tools is None else chosen_format(tools, tokenizer)
+        if tools is not None:  # mistakes are told, and servers started, before episodes wait for them
+            open_tools(tools, tokenizer).close()
+        renderer = Renderer(tokenizer, sampling.render, wire)
         return EpisodeSettings(
             environment=environment.id,
-            make_environment=environment_maker(environment, split),
+            make_environment=partial(envs.registry.make, environment.id, split, **environment.args),
             renderer=renderer,
             params=SamplingParams(
                 sampling.max_tokens,
@@ -53,6 +68,23 @@ class TrajectorySets:
             max_turns=max_turns,
             max_context=self._engine.max_context,
             step=step,
+            limits=self._config.episodes,
+            open_tools=None if tools is None else partial(open_tools, tools, tokenizer),
+        )
+
+    def table(self, sampling: SamplingConfig, split: Split, step: int, max_turns: int) -> Table:
+        """How the episodes of a set are played by all the agents of the run's environment."""
+        settings, joint = self.settings(sampling, split, step, max_turns), self._config.joint
+        if joint is None:
+            return settings.table()
+        environment = self._config.environment
+        return Table(
+            environment.id,
+            partial(envs.registry.make_multi, environment.id, split, **environment.args),
+            joint.protocol,
+            dict.fromkeys(joint.protocol.agents, settings.seat),
+            step,
+            self._config.episodes.step_s,
         )
 
     def stored(self, step: int) -> TrajectorySet | None:
@@ -67,7 +99,12 @@ class TrajectorySets:
         return sorted(sets, key=lambda item: item.step)
 
     def save(
-        self, trajectories: Sequence[Trajectory], step: int, purpose: Purpose, sampled_by: str
+        self,
+        trajectories: Sequence[Trajectory],
+        step: int,
+        purpose: Purpose,
+        sampled_by: str,
+        environment: EnvironmentConfig | None = None,
     ) -> TrajectorySet:
         """Write a set, which is not in the catalog yet; a training set is kept at hand for its step."""
         policy, _, number = sampled_by.partition("@")
@@ -75,14 +112,15 @@ class TrajectorySets:
         place = self._run_id or "outside-runs"
         key = (self._workspace.settings.tenant, place, f"step-{step:06d}", purpose, *source)
         saved = self._workspace.trajectories.save(key, trajectories)
-        rewards = [t.reward for t in trajectories if t.reward is not None]
+        parts = parts_of(trajectories)
+        rewards = [part.reward for part in parts if part.reward is not None]
         saved_set = TrajectorySet(
             set_id=digest_json([self._run_id, step, purpose, sampled_by, saved.digest])[:16],
             uri=saved.uri,
             digest=saved.digest,
-            episodes=saved.episodes,
+            episodes=len(parts),
             tokens=saved.tokens,
-            environment=self._config.environment.id,
+            environment=(environment or self._config.environment).id,
             sampled_by=sampled_by,
             run_id=self._run_id,
             step=step,

@@ -3,6 +3,7 @@
 Axes: B sequences, V vocabulary, C chunks of it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from opentinker_core.sampling.distribution import SHAPE_FIELDS, is_truncated, log_distribution
-from opentinker_core.sampling.protocol import SampledSequence, SampleRequest, SamplingParams
+from opentinker_core.sampling.protocol import (
+    DrawnToken,
+    PromptAnswer,
+    SampledSequence,
+    SampleRequest,
+    SamplingParams,
+)
 from opentinker_core.trajectories.types import StopReason
 
 _AHEAD = 64
@@ -24,19 +31,23 @@ _CHUNK = 256
 class Draw:
     """One completion that is being drawn."""
 
-    def __init__(self, request: SampleRequest, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    def __init__(self, request: SampleRequest, index: int, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Draw completion `index` of a request."""
         self.request = request
+        self.index = index
         self.params = request.params
+        self.shape = _Shape.of(request.params)
         self._tokenizer = tokenizer
-        self._seed = seed
         self.tokens: list[int] = []
         self.stop_reason: StopReason | None = None
         self._logprobs: list[float] = []
         self._model_logprobs: list[float] = []
+        self._scaled_logprobs: list[float] = []
         self._top: list[tuple[list[int], list[float]]] = []
+        self._told = 0
         self._uniform = np.empty(0)
         # Philox is counter-based: cheap to create, and the stream is fixed by numpy's policy.
-        self._generator = np.random.Generator(np.random.Philox(seed))
+        self._generator = np.random.Generator(np.random.Philox(request.seeds[index]))
 
     def uniform(self) -> float:
         """The number in [0, 1) that the next token is drawn with; it follows from seed and position."""
@@ -46,22 +57,46 @@ class Draw:
         return float(self._uniform[at])
 
     def take(
-        self, token: int, logprob: float, model_logprob: float, top: tuple[list[int], list[float]] | None
+        self,
+        token: int,
+        logprob: float,
+        model_logprob: float,
+        scaled_logprob: float,
+        top: tuple[list[int], list[float]] | None,
     ) -> None:
         """Append a drawn token."""
         self.tokens.append(token)
         self._logprobs.append(logprob)
         self._model_logprobs.append(model_logprob)
+        self._scaled_logprobs.append(scaled_logprob)
         if top is not None:
             self._top.append(top)
         self.stop_reason = self._why_stopped()
+        if self.request.listener is not None and len(self.tokens) > self._told:
+            self._told += 1
+            self.request.listener(self._last())
+
+    def _last(self) -> DrawnToken:
+        """The last token, with numbers as `sequence` will give them."""
+        top: list[tuple[int, float]] = []
+        if self.request.top_logprobs:
+            tokens, logprobs = self._top[-1]
+            top = list(zip(tokens, _rounded(logprobs), strict=True))
+        logprob, model_logprob = _rounded([self._logprobs[-1], self._model_logprobs[-1]])
+        at = len(self.tokens) - 1
+        return DrawnToken(
+            self.index, at, self.tokens[-1], logprob, model_logprob, tuple(top), self.stop_reason
+        )
 
     def restart(self) -> None:
         """Forget what was drawn; the same will be drawn again."""
-        self.tokens, self._logprobs, self._model_logprobs, self._top = [], [], [], []
+        self.tokens, self._logprobs, self._model_logprobs = [], [], []
+        self._scaled_logprobs, self._top = [], []
         self.stop_reason = None
 
-    def sequence(self, prompt_logprobs: np.ndarray | None) -> SampledSequence:
+    def sequence(
+        self, prompt_logprobs: np.ndarray | None, about_prompt: PromptAnswer | None
+    ) -> SampledSequence:
         """The finished completion."""
         assert self.stop_reason is not None
         k = self.request.top_logprobs
@@ -74,6 +109,8 @@ class Draw:
             prompt_logprobs,
             np.array([ids for ids, _ in self._top], np.int32).reshape(-1, k) if k else None,
             np.array([values for _, values in self._top], np.float32).reshape(-1, k) if k else None,
+            np.array(self._scaled_logprobs, np.float32) if self.request.scaled_logprobs else None,
+            about_prompt,
         )
 
     def _why_stopped(self) -> StopReason | None:
@@ -89,6 +126,11 @@ class Draw:
         tail = 4 * max(len(stop) for stop in self.params.stop) + 8  # a character is four tokens at most
         text = self._tokenizer.decode(self.tokens[-tail:], skip_special_tokens=True)
         return any(stop in text for stop in self.params.stop)
+
+
+def _rounded(values: list[float]) -> list[float]:
+    """As float32."""
+    return [float(value) for value in np.array(values, np.float32)]
 
 
 @dataclass(frozen=True)
@@ -112,7 +154,7 @@ def draw_tokens(logits_BV: Tensor, draws: Sequence[Draw]) -> list[Draw]:
     """Draw the next token of each sequence; gives those whose distribution is not finite, which got none."""
     groups: dict[_Shape, list[int]] = {}
     for index, draw in enumerate(draws):
-        groups.setdefault(_Shape.of(draw.params), []).append(index)
+        groups.setdefault(draw.shape, []).append(index)
     failed: list[Draw] = []
     for shape, own in groups.items():
         rows_BV = logits_BV if len(groups) == 1 else logits_BV[torch.as_tensor(own, device=logits_BV.device)]
@@ -121,21 +163,26 @@ def draw_tokens(logits_BV: Tensor, draws: Sequence[Draw]) -> list[Draw]:
 
 
 def _draw_alike(logits_BV: Tensor, shape: _Shape, draws: Sequence[Draw]) -> list[Draw]:
-    model = _Weights.of(logits_BV)
+    model = Weights.of(logits_BV)
     if shape.temperature == 0:
         tokens_B1 = logits_BV.argmax(-1, keepdim=True)
         logprobs_B = torch.zeros_like(model.total_B)
     else:
-        shaped = model if shape == _PLAIN else _Weights.of(_shaped(logits_BV, shape))
+        shaped = model if shape == _PLAIN else Weights.of(_shaped(logits_BV, shape))
         tokens_B1 = shaped.pick([draw.uniform() for draw in draws]).clamp(max=logits_BV.shape[1] - 1)
         logprobs_B = shaped.logprobs(tokens_B1)
-    columns = (tokens_B1[:, 0], logprobs_B, model.logprobs(tokens_B1), logprobs_B.isfinite())
+    model_B = model.logprobs(tokens_B1)
+    scaled_B = model_B if shape.temperature in (0, 1) else logprobs_B
+    asked = any(draw.request.scaled_logprobs for draw in draws)
+    if asked and is_truncated(shape) and shape.temperature not in (0, 1):
+        scaled_B = Weights.of(logits_BV / shape.temperature).logprobs(tokens_B1)
+    columns = (tokens_B1[:, 0], logprobs_B, model_B, scaled_B)
     failed = []
-    for draw, top, token, logprob, model_logprob, finite in zip(
+    for draw, top, token, logprob, *others in zip(
         draws, _tops(model, draws), *(column.tolist() for column in columns), strict=True
     ):
-        if finite:
-            draw.take(token, logprob, model_logprob, top)
+        if math.isfinite(logprob):
+            draw.take(token, logprob, *others, top)
         else:
             failed.append(draw)
     return failed
@@ -147,8 +194,8 @@ def _shaped(logits_BV: Tensor, shape: _Shape) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Weights:
-    """exp(logit - greatest), in chunks, with their sums."""
+class Weights:
+    """exp(logit - greatest), in chunks, with their sums: a distribution to draw from and to read off."""
 
     logits_BV: Tensor
     greatest_B1: Tensor
@@ -157,7 +204,7 @@ class _Weights:
     """float64"""
 
     @classmethod
-    def of(cls, logits_BV: Tensor) -> "_Weights":
+    def of(cls, logits_BV: Tensor) -> "Weights":
         greatest_B1 = logits_BV.amax(-1, keepdim=True)
         weights_BV = (logits_BV - greatest_B1).exp_()
         if extra := -weights_BV.shape[1] % _CHUNK:
@@ -196,7 +243,7 @@ def _search(cumulative_BN: Tensor, threshold_B1: Tensor) -> Tensor:
     return torch.minimum(found_B1, last_B1)
 
 
-def _tops(model: _Weights, draws: Sequence[Draw]) -> list[tuple[list[int], list[float]] | None]:
+def _tops(model: Weights, draws: Sequence[Draw]) -> list[tuple[list[int], list[float]] | None]:
     wanted = max(draw.request.top_logprobs for draw in draws)
     if wanted == 0:
         return [None] * len(draws)

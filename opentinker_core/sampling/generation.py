@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -23,9 +22,9 @@ from opentinker_core.policies.residency.types import NoRoomError
 from opentinker_core.sampling.draws import Draw, draw_tokens
 from opentinker_core.sampling.kv_cache import BLOCK, CacheShape, KVCache, Place, copy
 from opentinker_core.sampling.prefix_cache import PrefixCache
+from opentinker_core.sampling.prompts import PromptScores, is_asked
 from opentinker_core.sampling.protocol import BASE, SampledSequence, SampleRequest
 from opentinker_core.sampling.step import Piece, Stepper
-from opentinker_core.sampling.token_logprobs import token_logprobs
 
 CHUNK = 16 * BLOCK
 """Tokens of a prompt that are prefilled at once."""
@@ -87,7 +86,9 @@ class _Run:
     """Of each member that is left."""
     prefilled: int = 0
     """Tokens of the prompt whose keys and values are there."""
-    prompt_logprobs: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scores = PromptScores(self.ticket.request)
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -128,6 +129,10 @@ class Generation:
         """Whether nothing runs or waits."""
         return not (self._running or self._waiting)
 
+    def uses(self, digest: str) -> bool:
+        """Whether something that runs or waits is of this snapshot."""
+        return any(run.ticket.digest == digest for run in (*self._running, *self._waiting))
+
     def fits(self, request: SampleRequest) -> bool:
         """Whether memory could hold one completion of `request`, if it ran alone."""
         return self.cache.fits(len(request.prompt_tokens) + request.params.max_tokens)
@@ -135,7 +140,7 @@ class Generation:
     def submit(self, request: SampleRequest, digest: str) -> Ticket:
         """Hand in a request; it gets its outcome by `step`."""
         ticket = Ticket(request, digest)
-        draws = [(i, Draw(request, seed, self._tokenizer)) for i, seed in enumerate(request.seeds)]
+        draws = [(i, Draw(request, i, self._tokenizer)) for i in range(len(request.seeds))]
         if not draws:
             ticket.outcome = []
         for first in range(0, len(draws), self.limits.sequences):
@@ -200,7 +205,7 @@ class Generation:
             self._waiting.popleft()
             self._running.append(run)
             known_LHWD = None
-            if not run.ticket.request.prompt_logprobs:
+            if not is_asked(run.ticket.request):
                 known_LHWD = self.prefixes.find(run.ticket.digest, run.prompt)
             if known_LHWD is not None:
                 run.prefilled = known_LHWD.shape[3]
@@ -300,10 +305,8 @@ class Generation:
         first = run.prefilled
         run.ticket.tokens += run.chunk()
         run.prefilled += run.chunk()
-        if run.ticket.request.prompt_logprobs:
-            targets = run.prompt[first + 1 : run.prefilled + 1]
-            targets_M = torch.tensor(targets, device=logits_MV.device)
-            run.prompt_logprobs.append(token_logprobs(logits_MV[: len(targets)].float(), targets_M, 1.0))
+        if is_asked(run.ticket.request):
+            run.scores.note(logits_MV, first)
         if not run.is_decoding:
             return []
         self.prefixes.put(run.ticket.digest, run.prompt, run.places[0].data_LHWD)
@@ -334,12 +337,7 @@ class Generation:
             index, draw = run.members[at]
             if draw.stop_reason is None:
                 continue
-            logprobs = None
-            if run.ticket.request.prompt_logprobs:
-                logprobs = np.concatenate([[0.0], *(part.cpu().numpy() for part in run.prompt_logprobs)])
-            run.ticket.sequences[index] = draw.sequence(
-                None if logprobs is None else logprobs.astype(np.float32)
-            )
+            run.ticket.sequences[index] = draw.sequence(run.scores.logprobs, run.scores.answer)
             del run.members[at]
             self.cache.release(run.places.pop(at))
         if not run.members and run in self._running:
@@ -377,7 +375,7 @@ def _chunk_piece(run: _Run, slot: Slot | None) -> Piece:
     count = run.chunk()
     tokens = run.prompt[run.prefilled : run.prefilled + count]
     is_last = run.prefilled + count == len(run.prompt)
-    wanted = count if run.ticket.request.prompt_logprobs else int(is_last)
+    wanted = count if is_asked(run.ticket.request) else int(is_last)
     return Piece(tokens, run.prefilled, run.places[0], slot, is_chunk=True, wanted=wanted)
 
 

@@ -1,5 +1,6 @@
 """The native sampler: continuous batching over the runtime's own base model, versions mixed as they come."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from opentinker_core.models.decoder import Decoder
 from opentinker_core.policies.residency.host import HostTier
 from opentinker_core.policies.residency.types import Backing, NoRoomError
 from opentinker_core.sampling.generation import DEFAULT_LIMITS, Counts, Generation, Limits, Ticket
-from opentinker_core.sampling.protocol import BASE, SampledSequence, SampleRequest
+from opentinker_core.sampling.protocol import BASE, PromptQuestion, SampledSequence, SampleRequest
 
 ReadAdapter = Callable[[Path], Adapter]
 FetchSnapshot = Callable[[str, str], Path]
@@ -56,11 +57,19 @@ class NativeSampler:
         Without a tokenizer there are no stop strings.
         """
         self.max_context = decoder.max_context
+        self._vocabulary = int(decoder.config.vocab_size)
         self._tokenizer = tokenizer
         self._digests: dict[str, str] = {}
         self._snapshots = _Snapshots(fetch, read_adapter)
         self._adapters = HostTier(self._snapshots, memory, timeout_s=0)
         self._generation = Generation(decoder, pool, tokenizer, self._lease, limits)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that the model's context and the cache have room for."""
+        return bisect_right(
+            range(1, self.max_context + 1), False, key=lambda tokens: not self._generation.cache.fits(tokens)
+        )
 
     @property
     def counts(self) -> Counts:
@@ -71,6 +80,11 @@ class NativeSampler:
     def generation(self) -> Generation:
         """The running batch, to look at."""
         return self._generation
+
+    @property
+    def adapters(self) -> HostTier[Adapter]:
+        """The adapters of versions, to look at."""
+        return self._adapters
 
     @property
     def is_idle(self) -> bool:
@@ -86,7 +100,9 @@ class NativeSampler:
 
     def release(self, version: str) -> None:
         """See `Sampler.release`."""
-        self._digests.pop(version, None)
+        digest = self._digests.pop(version, None)
+        if digest is not None and digest not in self._digests.values() and not self._generation.uses(digest):
+            self._snapshots.uris.pop(digest, None)
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[SampledSequence]]:
         """See `Sampler.sample`. Requests of all versions and all shapes of sampling share a batch."""
@@ -143,12 +159,36 @@ class NativeSampler:
                 f"max_tokens: {request.params.max_tokens} after a prompt of {len(request.prompt_tokens)} "
                 f"tokens; accepted: at most {room}, so that both fit the context of {self.max_context}"
             )
+        self._check_tokens(request)
         if request.params.stop and self._tokenizer is None:
             raise UsageError(f"stop: {request.params.stop!r} without a tokenizer; accepted: ()")
         if not self._generation.fits(request):
             raise UsageError(
                 f"max_tokens: {request.params.max_tokens} after a prompt of {len(request.prompt_tokens)} "
                 "tokens do not fit the memory for keys and values (runtime.kv_memory_gb)"
+            )
+
+    def _check_tokens(self, request: SampleRequest) -> None:
+        """Refuse ids the model does not know: they would break the step that all requests share."""
+        question = request.about_prompt or PromptQuestion()
+        for name, tokens, least in (
+            ("prompt_tokens", request.prompt_tokens, 0),
+            ("targets", [token for row in question.targets for token in row], -1),
+        ):
+            if tokens and not least <= min(tokens) <= max(tokens) < self._vocabulary:
+                wrong = next(token for token in tokens if not least <= token < self._vocabulary)
+                raise UsageError(f"{name}: {wrong}; accepted: {least} to {self._vocabulary - 1}")
+        if question.targets and len(question.targets) != len(request.prompt_tokens) - 1:
+            raise UsageError(
+                f"targets: {len(question.targets)} rows; accepted: {len(request.prompt_tokens) - 1}, "
+                "one for each token of the prompt but the first"
+            )
+        if len({len(row) for row in question.targets}) > 1:
+            raise UsageError("targets: rows of different lengths; accepted: as many tokens in each")
+        if request.top_logprobs > self._vocabulary:
+            raise UsageError(
+                f"top_logprobs: {request.top_logprobs}; accepted: at most {self._vocabulary}, "
+                "the model's vocabulary"
             )
 
     def _lease(self, digest: str) -> AbstractContextManager[Adapter]:

@@ -1,8 +1,8 @@
-"""What a sampler is. Nouns: SampleRequest, SampledSequence, Sampler."""
+"""What a sampler is. Nouns: SampleRequest, SampledSequence, Sampler, and what they are made of."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +44,41 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
+class DrawnToken:
+    """One token of a completion, told as it is drawn; the numbers are as in `SampledSequence`."""
+
+    index: int
+    """Of the completion's seed in the request."""
+    position: int
+    """In the completion, from 0."""
+    token: int
+    logprob: float
+    model_logprob: float | None
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens and their logprobs, if asked for."""
+    stop_reason: StopReason | None
+    """Of the last token: why it is the last."""
+
+
+Listener = Callable[[DrawnToken], None]
+
+
+@dataclass(frozen=True)
+class PromptQuestion:
+    """What is asked about each position of a prompt but the first: row i is about token i + 1.
+
+    All logprobs are at temperature 1, without truncation.
+    """
+
+    likeliest: int = 0
+    """That many of the likeliest tokens."""
+    targets: tuple[tuple[int, ...], ...] = ()
+    """For each row the tokens whose logprobs are wanted, -1: none; as many in each row."""
+    drawn: int = 0
+    """That many tokens, drawn independently at the request's temperature, without truncation."""
+
+
+@dataclass(frozen=True)
 class SampleRequest:
     """`len(seeds)` completions of one prompt, all by one version; the prompt is prefilled once."""
 
@@ -57,6 +92,29 @@ class SampleRequest:
     """Give the logprobs of the prompt's tokens too."""
     top_logprobs: int = 0
     """Give that many of the likeliest tokens at each position too."""
+    scaled_logprobs: bool = False
+    """Give the logprobs at the request's temperature but without truncation too."""
+    about_prompt: PromptQuestion | None = None
+    """Answered by every completion."""
+    listener: Listener | None = field(default=None, compare=False, repr=False)
+    """Told of tokens as they are drawn, each completion's in their order and none twice, by the sampler's
+    thread, which it must not keep. Samplers that get completions whole do not call it."""
+
+
+@dataclass(frozen=True)
+class PromptAnswer:
+    """The answer to a `PromptQuestion`, for a prompt of P tokens; what was not asked is None."""
+
+    likeliest_tokens: np.ndarray | None = None
+    """int32, (P - 1, k), the likeliest first."""
+    likeliest_logprobs: np.ndarray | None = None
+    """float32, (P - 1, k)."""
+    target_logprobs: np.ndarray | None = None
+    """float32, shaped as the targets; 0 where none is asked."""
+    drawn_tokens: np.ndarray | None = None
+    """int32, (P - 1, n)."""
+    drawn_logprobs: np.ndarray | None = None
+    """float32, (P - 1, n)."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +135,32 @@ class SampledSequence:
     """int32, (T, k), if asked for: the likeliest tokens at each position, the likeliest first."""
     top_logprobs: np.ndarray | None = None
     """float32, (T, k): their logprobs at temperature 1, without truncation."""
+    scaled_logprobs: np.ndarray | None = None
+    """float32, (T,), if asked for: of the tokens at the request's temperature (1, if it is 0), without
+    truncation."""
+    about_prompt: PromptAnswer | None = None
+
+    def drawn(self, index: int) -> list[DrawnToken]:
+        """What a listener would have been told of this completion, seed `index` of its request."""
+        last = len(self.tokens) - 1
+        return [
+            DrawnToken(
+                index,
+                at,
+                int(token),
+                float(self.logprobs[at]),
+                None if self.model_logprobs is None else float(self.model_logprobs[at]),
+                self._top(at),
+                self.stop_reason if at == last else None,
+            )
+            for at, token in enumerate(self.tokens)
+        ]
+
+    def _top(self, at: int) -> tuple[tuple[int, float], ...]:
+        if self.top_tokens is None or self.top_logprobs is None:
+            return ()
+        pairs = zip(self.top_tokens[at].tolist(), self.top_logprobs[at].tolist(), strict=True)
+        return tuple(pairs)
 
 
 class Sampler(Protocol):

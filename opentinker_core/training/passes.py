@@ -4,7 +4,7 @@ What a micro-batch holds follows from its own policy's data alone, and so does t
 product that mixes its rows. Passes only put micro-batches side by side. That is what makes a
 policy's result independent, to the bit, of who trains beside it.
 
-Axes: B rows, T columns, M weighted positions, D hidden features, V vocabulary.
+Axes: B rows, T columns, M weighted positions, K targets a position, D hidden features, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -101,7 +101,10 @@ class FusedPass:
         self._decoder, self._pool, self._shares = decoder, pool, shares
 
     def logprobs(self) -> list[Tensor]:
-        """Of each share, the logprobs (M,) of its weighted targets; logits exist at these positions only."""
+        """Of each share, the logprobs of its weighted targets; logits exist at these positions only.
+
+        (M,), or (M, K) where a datum of the share has several targets a position (see `MicroBatch.gather`).
+        """
         hidden_TD = self._hidden()
         pieces = list(self._pieces())
         recompute = torch.is_grad_enabled() and sum(len(piece.rows_M) for piece in pieces) > _HEAD_ROWS
@@ -159,23 +162,21 @@ class FusedPass:
     def _head(self, hidden_TD: Tensor, pieces: Sequence["_Piece"], recompute: bool) -> list[Tensor]:
         device = self._decoder.device
         rows_M = torch.from_numpy(np.concatenate([piece.rows_M for piece in pieces])).to(device)
-        targets_M = torch.from_numpy(np.concatenate([piece.targets_M for piece in pieces])).to(device)
         counts = [(self._shares[piece.share], len(piece.rows_M)) for piece in pieces]
-        sizes = [count for _, count in counts]
-        shapes: list[Truncation] = [share.datums[0] for share, _ in counts]
+        alike = _alike(pieces, [share.datums[0] for share, _ in counts], device)
         routing = self._routing(counts)
 
-        def logprobs(hidden_MD: Tensor) -> Tensor:
-            return _of_targets(self._decoder.logits(hidden_MD), targets_M, shapes, sizes)
+        def logprobs(hidden_MD: Tensor) -> tuple[Tensor, ...]:
+            return _of_targets(self._decoder.logits(hidden_MD), alike)
 
         with routed(routing):
             # Not `hidden_TD[rows_M]`: threads would add the gradients of a repeated row in any order.
             hidden_MD = nn.functional.embedding(rows_M, hidden_TD)
             if recompute:  # in the backward pass, instead of keeping the logits
-                result_M = checkpoint(logprobs, hidden_MD, use_reentrant=False, context_fn=same_routing)
+                results = checkpoint(logprobs, hidden_MD, use_reentrant=False, context_fn=same_routing)
             else:
-                result_M = logprobs(hidden_MD)
-        return list(result_M.split(sizes))
+                results = logprobs(hidden_MD)
+        return [part for one, result in zip(alike, results, strict=True) for part in result.split(one.sizes)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,13 +187,17 @@ class _Piece:
     rows_M: np.ndarray
     """Of the flat row; the last is repeated to a whole number of `QUANTUM`."""
     targets_M: np.ndarray
+    """Or (M, K)."""
     wanted: int
     """How many are not repetitions."""
 
     @classmethod
     def padded(cls, share: int, rows_M: np.ndarray, targets_M: np.ndarray) -> "_Piece":
         extra = (0, -len(rows_M) % QUANTUM)
-        return cls(share, np.pad(rows_M, extra, "edge"), np.pad(targets_M, extra, "edge"), len(rows_M))
+        targets_extra = (extra, *[(0, 0)] * (targets_M.ndim - 1))
+        return cls(
+            share, np.pad(rows_M, extra, "edge"), np.pad(targets_M, targets_extra, "edge"), len(rows_M)
+        )
 
 
 def _together(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
@@ -207,23 +212,42 @@ def _together(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
         yield taken
 
 
-def _of_targets(
-    logits_MV: Tensor, targets_M: Tensor, shapes: Sequence[Truncation], sizes: Sequence[int]
-) -> Tensor:
-    """Logprobs of the targets; adjacent pieces of one shape of the distribution are worked on together."""
-    keys = [tuple(getattr(shape, name) for name in SHAPE_FIELDS) for shape in shapes]
-    same = [list(group) for _, group in groupby(range(len(keys)), key=keys.__getitem__)]
-    counts = [sum(sizes[i] for i in group) for group in same]
+@dataclass(frozen=True, eq=False)
+class _Alike:
+    """Adjacent pieces whose targets are of one shape of the distribution, and as many a position."""
+
+    shape: Truncation
+    targets: Tensor
+    """(M,) or (M, K), of all of them."""
+    sizes: list[int]
+
+
+def _alike(
+    pieces: Sequence[_Piece], shapes: Sequence[Truncation], device: torch.device | str
+) -> list[_Alike]:
+    def key(index: int) -> tuple[object, ...]:
+        shape = shapes[index]
+        return (*(getattr(shape, name) for name in SHAPE_FIELDS), *pieces[index].targets_M.shape[1:])
+
+    found = []
+    for _, group in groupby(range(len(pieces)), key=key):
+        own = list(group)
+        targets = [pieces[index].targets_M for index in own]
+        tensor = torch.from_numpy(np.concatenate(targets)).to(device)
+        found.append(_Alike(shapes[own[0]], tensor, [len(one) for one in targets]))
+    return found
+
+
+def _of_targets(logits_MV: Tensor, alike: Sequence[_Alike]) -> tuple[Tensor, ...]:
+    """Logprobs of the targets."""
+    counts = [len(one.targets) for one in alike]
     # Each part's memory is written to (`token_logprobs`), which plain views of one tensor may not be.
-    parts = [logits_MV] if len(same) == 1 else logits_MV.unsafe_split_with_sizes(counts)
-    logprobs = [
-        _of_shape(logits, targets, shapes[group[0]])
-        for group, logits, targets in zip(same, parts, targets_M.split(counts), strict=True)
-    ]
-    return torch.cat(logprobs)
+    parts = [logits_MV] if len(alike) == 1 else logits_MV.unsafe_split_with_sizes(counts)
+    return tuple(_of_shape(part, one.targets, one.shape) for part, one in zip(parts, alike, strict=True))
 
 
-def _of_shape(logits_MV: Tensor, targets_M: Tensor, shape: Truncation) -> Tensor:
+def _of_shape(logits_MV: Tensor, targets: Tensor, shape: Truncation) -> Tensor:
     if not is_truncated(shape):
-        return token_logprobs(logits_MV, targets_M, shape.temperature)
+        return token_logprobs(logits_MV, targets, shape.temperature)
+    targets_M = targets  # one a position: see `ClientDatum`
     return log_distribution(logits_MV, shape, keep_M=targets_M).gather(1, targets_M[:, None]).squeeze(1)

@@ -72,6 +72,9 @@ class _LocalDisk(Backing[PolicyState]):
     def restore(self, key: str, value: PolicyState) -> None:
         self._read(key, value.load_moments)
 
+    def forget(self, key: str) -> None:
+        self._local.drop(key)
+
     def _read(self, key: str, read: Callable[[Path], Result]) -> Result:
         try:
             return self._local.load(key, read)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from opentinker_core.config.schema import LoRAConfig, OptimizerConfig
@@ -48,8 +49,8 @@ class PolicyBatch:
     datums: Sequence[Datum]
     objective: Objective
     scales: Sequence[np.ndarray]
-    """Of each datum, float (N,): the factor of each token's loss, from a normalizer over the global
-    batch (`objectives.normalizers.token_scales`)."""
+    """Of each datum, float in the shape of its targets: the factor of each one's loss, from a normalizer
+    over the global batch (`objectives.normalizers.token_scales`)."""
     with_reference: bool = False
     """Give the objective the base model's logprobs too."""
     old_logprobs: Sequence[np.ndarray] | None = None
@@ -64,7 +65,8 @@ class ForwardBackward:
     """The normalized sum over the whole batch."""
     metrics: dict[str, float]
     logprobs: list[np.ndarray]
-    """Of each datum, float32 (N,): the policy's logprob of each target, 0 where the mask is false."""
+    """Of each datum, float32 in the shape of its targets: the policy's logprob of each, 0 where the mask
+    is false."""
 
 
 @dataclass(frozen=True)
@@ -136,18 +138,29 @@ class Trainer:
         """
         self._states.put(policy, PolicyState.fresh(lora, self._pool.model, seed, self._device))
 
-    def load_checkpoint(self, policy: str, directory: Path) -> None:
-        """Give `policy` the state of a checkpoint directory, replacing any it had."""
-        self._states.put(policy, PolicyState.load(directory, self._pool.model, self._device))
+    def load_checkpoint(self, policy: str, directory: Path, *, with_optimizer: bool = True) -> None:
+        """Give `policy` the state of a checkpoint directory, replacing any it had.
+
+        Args:
+            with_optimizer: else only the weights; the optimizer starts afresh.
+        """
+        state = PolicyState.load(directory, self._pool.model, self._device)
+        if not with_optimizer:
+            state.moments = None
+        self._states.put(policy, state)
+
+    def forget(self, policy: str) -> None:
+        """Free the state of `policy`, in memory and on disk; nothing happens if it has none."""
+        self._states.forget(policy)
 
     def save_checkpoint(self, policy: str, directory: Path) -> None:
         """Write weights, optimizer state, seed and step of `policy` below `directory`."""
-        with self._states.lease(policy) as state:
+        with self._states.lease(policy) as state, _writing("checkpoint"):
             state.save(directory, self._base_model)
 
     def publish_snapshot(self, policy: str, directory: Path) -> None:
         """Write the weights of `policy` below `directory` as a PEFT directory."""
-        with self._states.lease(policy, whole=False) as state:
+        with self._states.lease(policy, whole=False) as state, _writing("sampler weights"):
             write_peft(state.adapter, directory, self._base_model)
 
     def read_adapter(self, directory: Path) -> Adapter:
@@ -164,7 +177,9 @@ class Trainer:
             return state
 
     def forward(self, policy: str | None, datums: Sequence[Datum]) -> list[np.ndarray]:
-        """Logprobs of each datum's targets, float32 (N,), 0 where the mask is false; None: the base model.
+        """Logprobs of each datum's targets, float32 in their shape, 0 where the mask is false.
+
+        `policy` None: of the base model.
 
         Raises:
             UsageError: `policy` has no resident state, or the datums differ in temperature, top_p or top_k.
@@ -374,13 +389,23 @@ class Trainer:
         return [widened(batch) for batch in batches]
 
 
+@contextmanager
+def _writing(what: str) -> Iterator[None]:
+    """Raise OpenTinkerError if files cannot be written."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise OpenTinkerError(f"the {what} cannot be written: {reason or error}") from error
+
+
 def _place(share: Share) -> tuple[int, int]:
     """Orders shares so that rank buckets and slots are adjacent; a policy's own stay in their order."""
     return (share.slot.rank, share.slot.index) if share.slot else (0, 0)
 
 
 def _blank(datums: Sequence[Datum]) -> list[np.ndarray]:
-    return [np.zeros(len(datum.mask_N), np.float32) for datum in datums]
+    return [np.zeros(datum.target_tokens_N.shape, np.float32) for datum in datums]
 
 
 def _check_one_shape(datums: Sequence[Datum]) -> None:
@@ -396,6 +421,8 @@ def _check_one_shape(datums: Sequence[Datum]) -> None:
 
 
 def _scatter(logprobs_M: Tensor, batch: MicroBatch, out: list[np.ndarray]) -> None:
-    """Put each weighted position's logprob back to its datum's array."""
-    for d, n, value in zip(batch.datum_M, batch.position_M, logprobs_M.float().cpu().tolist(), strict=True):
-        out[d][n] = value
+    """Put each weighted position's logprobs back to its datum's array."""
+    logprobs = logprobs_M.float().cpu().numpy().reshape(len(logprobs_M), -1)
+    for datum, at in batch.runs():
+        own, places = out[datum], batch.position_M[at]
+        own[places] = logprobs[at, : own[0].size].reshape(len(places), *own.shape[1:])

@@ -5,7 +5,7 @@ so the last prompt token predicts the first generated one. A trajectory of sever
 datum; context after its last trained token is dropped, because nothing is predicted from it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -21,6 +21,7 @@ def to_datum(
     *,
     weights: Signal | None = None,
     advantages: Signal | None = None,
+    without: Collection[int] = (),
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
@@ -33,22 +34,29 @@ def to_datum(
     `top_p`, `top_k` and `min_p` are how the tokens were sampled, which the trainer must repeat to compare
     logprobs.
 
+    Args:
+        without: indices of turns that are not trained, such as those with a call of a tool that could not
+            be read. They leave the mask, and thereby every mean over tokens and every ratio of a
+            sequence; their tokens stay what later turns were sampled after.
+
     Raises:
-        TrajectoryError: both or none of the signals, not one a turn, nothing to train, or
+        TrajectoryError: both or none of the signals, not one a turn, no such turn, nothing to train, or
             advantages for a demonstration (whose sampler's logprobs do not exist).
     """
     if (weights is None) == (advantages is None):
         raise TrajectoryError("signal", [weights, advantages], "exactly one of weights and advantages")
+    mask_T = _trained(trajectory, without)
     if weights is not None:
         signal_T = _per_token("weights", trajectory, weights)
-        mask_T = trajectory.mask_T & (signal_T != 0)
+        mask_T = mask_T & (signal_T != 0)
     else:
         assert advantages is not None
-        _refuse_demonstrations(trajectory)
+        _refuse_demonstrations(trajectory, without)
         signal_T = _per_token("advantages", trajectory, advantages)
-        mask_T = trajectory.mask_T
     if not mask_T.any():
         raise TrajectoryError("trained tokens", 0, f"at least one in trajectory {trajectory.trajectory_id}")
+    signal_T = np.where(mask_T, signal_T, np.float32(0))
+    logprobs_T = np.where(mask_T, trajectory.logprobs_T, np.float32(0))
     end = int(np.flatnonzero(mask_T)[-1]) + 1
     return Datum(
         input_tokens_N=trajectory.tokens_T[: end - 1].astype(np.int64),
@@ -56,13 +64,24 @@ def to_datum(
         mask_N=mask_T[1:end],
         weights_N=signal_T[1:end] if weights is not None else None,
         advantages_N=signal_T[1:end] if advantages is not None else None,
-        sampler_logprobs_N=trajectory.logprobs_T[1:end] if advantages is not None else None,
+        sampler_logprobs_N=logprobs_T[1:end] if advantages is not None else None,
         trajectory_id=trajectory.trajectory_id,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
         min_p=min_p,
     )
+
+
+def _trained(trajectory: Trajectory, without: Collection[int]) -> np.ndarray:
+    """bool (T,): the tokens that the agent generated, but for those of the turns `without`."""
+    mask_T = trajectory.mask_T.copy()
+    for index in without:
+        if index not in range(len(trajectory.turns)):
+            raise TrajectoryError("without", index, f"indices of the {len(trajectory.turns)} turns")
+        turn = trajectory.turns[index]
+        mask_T[turn.start : turn.end] = False
+    return mask_T
 
 
 def _per_token(field: str, trajectory: Trajectory, signal: Signal) -> np.ndarray:
@@ -79,9 +98,9 @@ def _per_token(field: str, trajectory: Trajectory, signal: Signal) -> np.ndarray
     return signal_T
 
 
-def _refuse_demonstrations(trajectory: Trajectory) -> None:
+def _refuse_demonstrations(trajectory: Trajectory, without: Collection[int]) -> None:
     for turn in trajectory.turns:
-        if turn.version == DEMONSTRATION:
+        if turn.version == DEMONSTRATION and turn.index not in without:
             raise TrajectoryError(
                 f"turns[{turn.index}].version", turn.version, "sampled turns; demonstrations take weights"
             )

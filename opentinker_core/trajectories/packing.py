@@ -6,12 +6,14 @@ description covers plain padding (one block, one segment a row), packing (severa
 prefix sharing (several segments: the completions of one prompt, which is run once). The forward
 pass gives every datum exactly what it would get alone.
 
-Axes: N positions of a datum, B rows, T columns of a row, M weighted positions of a micro-batch.
+Axes: N positions of a datum, K targets a position, B rows, T columns of a row, M weighted positions of a
+micro-batch.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -73,9 +75,24 @@ class MicroBatch:
     position_M: np.ndarray
     """Index into the datum's N positions."""
 
+    def runs(self) -> Iterator[tuple[int, slice]]:
+        """Datums with their weighted positions, which lie together: slices of M."""
+        starts = np.flatnonzero(np.diff(self.datum_M, prepend=-1))
+        for start, end in pairwise([*starts.tolist(), len(self.datum_M)]):
+            yield int(self.datum_M[start]), slice(start, end)
+
     def gather(self, arrays_D: Sequence[np.ndarray]) -> np.ndarray:
-        """Entries (M,) of the weighted positions, from one (N,) array a datum."""
-        return np.array([arrays_D[d][n] for d, n in zip(self.datum_M, self.position_M, strict=True)])
+        """Entries of the weighted positions, from one array a datum: (M,) if all are (N,).
+
+        If any has several entries a position, (N, K), then (M, K) with the largest K; the others are
+        filled up with 0.
+        """
+        parts = [arrays_D[datum][self.position_M[at]] for datum, at in self.runs()]
+        if all(part.ndim == 1 for part in parts):
+            return np.concatenate(parts)
+        parts = [part.reshape(len(part), -1) for part in parts]
+        width = max(part.shape[1] for part in parts)
+        return np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts])
 
 
 def micro_batches(
@@ -93,6 +110,14 @@ def micro_batches(
         raise TrajectoryError("budget", budget, "a positive number of tokens")
     rows = _rows(datums, min(budget, MAX_SHARED_ROW), share_prefix, pack)
     return _split_rows(sorted(rows, key=lambda row: -row.length), datums, budget)
+
+
+def trained_positions(datums: Sequence[Datum]) -> MicroBatch:
+    """The weighted positions of all datums, in no rows: for what is computed of logprobs alone."""
+    places = [np.flatnonzero(datum.mask_N) for datum in datums]
+    datum_M = np.repeat(np.arange(len(datums)), [len(place) for place in places])
+    position_M, rows = np.concatenate(places), np.empty((0, 0), np.int64)
+    return MicroBatch(rows, rows, None, datum_M, position_M, datum_M, position_M)
 
 
 def _split_rows(rows: Sequence[_Row], datums: Sequence[Datum], budget: int) -> Iterator[MicroBatch]:
@@ -125,17 +150,13 @@ def _blocks(
     """(length, prefix, datums) of each block: the datums of equal prefix, as many as `limit` allows."""
     groups: dict[bytes | int, list[int]] = defaultdict(list)
     for index, datum in enumerate(datums):
-        groups[_prefix(datum).tobytes() if share_prefix else index].append(index)
+        prefix = datum.shared_inputs
+        groups[prefix.tobytes() if share_prefix and len(prefix) else index].append(index)
     for members in groups.values():
         first = datums[members[0]]
-        prefix = _prefix(first) if share_prefix else first.input_tokens_N[:0]
+        prefix = first.shared_inputs if share_prefix else first.input_tokens_N[:0]
         for part in _split(members, len(prefix), datums, limit):
             yield len(prefix) + sum(len(datums[i]) - len(prefix) for i in part), prefix, part
-
-
-def _prefix(datum: Datum) -> np.ndarray:
-    """The inputs before and including the one that predicts the first weighted target."""
-    return datum.input_tokens_N[: int(np.argmax(datum.mask_N)) + 1]
 
 
 def _split(members: Sequence[int], shared: int, datums: Sequence[Datum], limit: int) -> Iterator[list[int]]:

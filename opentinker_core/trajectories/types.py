@@ -156,6 +156,14 @@ class Datum:
         assert signal is not None
         return signal
 
+    @property
+    def shared_inputs(self) -> np.ndarray:
+        """The inputs before and including the one that predicts the first weighted target.
+
+        Rows of datums that have them in common may hold them once.
+        """
+        return self.input_tokens_N[: int(np.argmax(self.mask_N)) + 1]
+
 
 def _freeze_arrays(instance: object, dtypes: dict[str, str]) -> None:
     for name, dtype in dtypes.items():

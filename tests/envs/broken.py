@@ -1,10 +1,12 @@
 """A right environment, and one for each promise that it can break."""
 
 import itertools
+import os
 import random
+import threading
 from typing import Any
 
-from envs.protocol import Action, Message, Observation, Split, StepResult
+from envs.protocol import Action, Call, Message, Observation, Split, StepResult
 
 
 class Right:
@@ -55,6 +57,12 @@ class ReturnsATuple(Right):
 class ObservationOfText(Right):
     def reset(self, seed: int) -> Any:
         return super().reset(seed).text
+
+
+class FirstObservationIsEmpty(Right):
+    def reset(self, seed: int) -> Observation:
+        super().reset(seed)
+        return Observation.user("")
 
 
 class UnknownRole(Right):
@@ -171,6 +179,16 @@ class SharesItsState(Right):
         return StepResult(Observation(()), reward, done, {"number": self.board["number"]})
 
 
+class BoundToItsThread(Right):
+    def __init__(self, split: Split = "train") -> None:
+        super().__init__(split)
+        self.thread = threading.get_ident()
+
+    def step(self, action: Action) -> StepResult:
+        assert self.thread == threading.get_ident(), "called from another thread"
+        return super().step(action)
+
+
 class SplitsOverlap(Right):
     def draw(self, seed: int) -> int:
         return random.Random(seed).randrange(10)
@@ -198,3 +216,69 @@ class SeedsTheGlobalGenerator(Right):
     def draw(self, seed: int) -> int:
         random.seed(seed)
         return 4 * random.randrange(10**6) + (self.split == "held_out")
+
+
+class HasNoClose(Right):
+    """Leaves a pipe to nobody."""
+
+    def __init__(self, split: Split = "train") -> None:
+        super().__init__(split)
+        self.pipe = os.pipe()
+
+
+class ClosesOnce(HasNoClose):
+    def close(self) -> None:
+        for end in self.pipe:
+            os.close(end)
+
+
+class WithTools:
+    """Say what a tool says of a number."""
+
+    def __init__(self, split: Split = "train") -> None:
+        self.right = Right(split)
+
+    def reset(self, seed: int) -> Observation:
+        return self.right.reset(seed)
+
+    def step(self, action: Action) -> StepResult:
+        double = action.text.isdigit() and action.text == str(2 * self.right.number)
+        return self.right.step(Action(str(self.right.number) if double else "wrong"))
+
+    def demonstration_after(self, results: tuple[str, ...]) -> Any:
+        return Action(results[0]) if results else (Call("double", {"of": self.right.number}),)
+
+
+class CallsForEver(WithTools):
+    def demonstration_after(self, results: tuple[str, ...]) -> Any:
+        return super().demonstration_after(())
+
+
+class CallsNothing(WithTools):
+    def demonstration_after(self, results: tuple[str, ...]) -> Any:
+        return ()
+
+
+class CallsAnotherTool(WithTools):
+    def demonstration_after(self, results: tuple[str, ...]) -> Any:
+        return (Call("triple", {"of": self.right.number}),)
+
+
+class CallsWithASet(WithTools):
+    def demonstration_after(self, results: tuple[str, ...]) -> Any:
+        return (Call("double", {"of": {self.right.number}}),)
+
+
+class IgnoresItsTool(WithTools):
+    def demonstration_after(self, results: tuple[str, ...]) -> Any:
+        return Action("0") if results else super().demonstration_after(())
+
+    def step(self, action: Action) -> StepResult:
+        return self.right.step(Action(str(self.right.number) if action.text == "7" else "wrong"))
+
+
+class CallsDifferently(WithTools):
+    count = itertools.count()
+
+    def demonstration_after(self, results: tuple[str, ...]) -> Any:
+        return (Call("double", {"of": next(self.count)}),)

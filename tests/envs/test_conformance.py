@@ -1,10 +1,14 @@
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from envs.conformance import assert_conforms, check_environment
 from envs.playing import Check
 from envs.protocol import Environment
+from opentinker_core.agents.tools.calculator import Calculator
+from opentinker_core.agents.tools.protocol import Deadline
 from tests.envs import broken
 
 # what the fault must be reported as; more may follow from it
@@ -12,6 +16,7 @@ FAULTS = {
     broken.RaisesOnText: Check.PLAYS,
     broken.ReturnsATuple: Check.TYPES,
     broken.ObservationOfText: Check.TYPES,
+    broken.FirstObservationIsEmpty: Check.TYPES,
     broken.UnknownRole: Check.TYPES,
     broken.RewardIsText: Check.TYPES,
     broken.DoneIsANumber: Check.TYPES,
@@ -27,11 +32,15 @@ FAULTS = {
     broken.KeepsALeftover: Check.SAME_INSTANCE,
     broken.DiffersByInstance: Check.FRESH_INSTANCE,
     broken.SharesItsState: Check.ISOLATION,
+    broken.BoundToItsThread: Check.THREADS,
     broken.SplitsOverlap: Check.SPLITS,
     broken.DemonstratesWrongly: Check.DEMONSTRATION,
     broken.DemonstratesDifferently: Check.DEMONSTRATION,
     broken.SeedsTheGlobalGenerator: Check.GLOBAL_RANDOM,
+    broken.HasNoClose: Check.TEARDOWN,
+    broken.ClosesOnce: Check.TEARDOWN,
 }
+SEVERAL = {Check.ACTION_ORDER, Check.REFUSAL, Check.LEAVING, Check.RECOMPUTE}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -54,7 +63,46 @@ def test_dependence_on_the_hash_seed_is_caught_in_a_new_process() -> None:
 def test_a_right_environment_passes_every_check() -> None:
     report = check_environment(broken.Right)
     assert report.ok
-    assert set(report.passed) == set(Check)
+    assert set(report.passed) == set(Check) - SEVERAL
+
+
+TOOLS = {"double": lambda arguments: str(2 * arguments["of"])}
+
+
+def test_demonstrations_with_tools_are_played_with_the_tools_given() -> None:
+    report = check_environment(broken.WithTools, tools=TOOLS)
+    assert report.ok
+    assert Check.DEMONSTRATION in report.passed
+    without = check_environment(broken.WithTools, new_process=False)
+    assert without.ok
+    assert without.skipped[Check.DEMONSTRATION] == "it calls tools, and none were given"
+
+
+@pytest.mark.parametrize(
+    ("fault", "check"),
+    [
+        (broken.CallsForEver, Check.DEMONSTRATION),
+        (broken.CallsNothing, Check.TYPES),
+        (broken.CallsWithASet, Check.TYPES),
+        (broken.IgnoresItsTool, Check.DEMONSTRATION),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_faults_of_demonstrations_with_tools_are_caught(fault: type[Environment], check: Check) -> None:
+    report = check_environment(fault, tools=TOOLS, new_process=False)
+    assert [violation.check for violation in report.violations] == [check]
+
+
+def test_demonstrations_with_other_tools_are_not_played_and_it_is_told() -> None:
+    report = check_environment(broken.CallsAnotherTool, tools=TOOLS, new_process=False)
+    assert report.ok
+    assert report.skipped[Check.DEMONSTRATION] == "it calls 'triple', which was not given"
+
+
+@pytest.mark.parametrize("fault", [broken.CallsDifferently, broken.CallsNothing, broken.CallsWithASet])
+def test_calls_are_looked_at_without_tools(fault: type[Environment]) -> None:
+    report = check_environment(fault, new_process=False)
+    assert [violation.check for violation in report.violations] == [Check.DEMONSTRATION]
 
 
 def test_endless_episodes_are_accepted_when_declared() -> None:
@@ -87,6 +135,12 @@ def test_a_report_is_json() -> None:
     [
         ("arithmetic", {}),
         ("arithmetic", {"operations": "+-*", "digits": 3, "shots": 3, "attempts": 3, "partial_credit": 0.1}),
+        ("gomoku", {}),
+        ("gomoku", {"size": 3, "line": 3, "opponent": "heuristic", "retries": 1, "show": "move"}),
+        ("guess_number", {}),
+        ("guess_number", {"low": 0, "high": 9, "least": 3, "attempts": 6, "discount": 0.5}),
+        ("tool_math", {}),
+        ("tool_math", {"operations": "+-*", "operands": 3, "parts": 2, "demonstrate": "parts"}),
         ("reasoning_gym/leg_counting", {}),
         ("reasoning_gym/countdown", {"min_numbers": 3, "max_numbers": 3, "extract": "tag", "partial": False}),
         ("reasoning_gym/isomorphic_strings", {"extract": "last_line"}),
@@ -94,4 +148,8 @@ def test_a_report_is_json() -> None:
     ],
 )
 def test_shipped_environments_conform(id: str, args: dict) -> None:
-    assert_conforms(id, args, seeds=4)
+    assert_conforms(id, args, seeds=4, tools={"calculator": calculate})
+
+
+def calculate(arguments: Mapping[str, Any]) -> str:
+    return Calculator().call(arguments, Deadline.after(60)).text

@@ -4,22 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from envs.conformance import assert_conforms
+from envs.conformance import check_environment
 from envs.playing import Check
 
 DOCUMENT = Path(__file__).parents[2] / "docs/environments.md"
 
 
-def test_the_documented_environment_has_30_lines_and_conforms(
+NAMES = ("reversal", "meet")
+
+
+def test_the_documented_environments_have_30_lines_and_conform(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, use = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert len([line for line in source.splitlines() if line.strip()]) <= 30
-    (tmp_path / "reversal.py").write_text(source)
+    *sources, use = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    for name, source in zip(NAMES, sources, strict=True):
+        assert len([line for line in source.splitlines() if line.strip()]) <= 30
+        (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    assert_conforms("reversal:Reversal")
+    for name, kind in zip(NAMES, ("Reversal", "Meet"), strict=True):
+        report = check_environment(f"{name}:{kind}")
+        assert report.ok, report
+        assert Check.DEMONSTRATION in report.passed
     exec(use, {})
-    del sys.modules["reversal"]
+    for name in NAMES:
+        del sys.modules[name]
 
 
 def test_the_table_of_promises_names_every_check() -> None:

@@ -21,6 +21,12 @@ EVALUATING = (
     *("n_queens", "binary_matrix", "spiral_matrix", "string_insertion", "puzzle24", "countdown"),
     *("simple_integration", "intermediate_integration", "polynomial_multiplication"),
 )
+EASIER: dict[str, dict[str, int]] = {
+    "futoshiki": {"max_board_size": 5},
+    "knight_swap": {"min_pieces": 1, "max_pieces": 1},
+    "zebra_puzzles": {"num_people": 3, "num_characteristics": 3},
+}
+"""Arguments of tasks whose default problems take seconds to find."""
 COMPOSITE = {"datasets": [{"name": name, "weight": 1.0, "config": {}} for name in ("gcd", "leg_counting")]}
 
 
@@ -41,9 +47,10 @@ def seen_elsewhere(names: list[str]) -> None:
     """Another process, whose helper is another one, plays the same episodes."""
     plan = Plan((0, 12345), 2)
     ids = [f"reasoning_gym/{name}" for name in names]
-    answers = play_elsewhere([{"id": id, "args": {}, "plan": plan} for id in ids])
-    for id, answer in zip(ids, answers, strict=True):
-        compare_elsewhere(play(make(id), plan), answer)
+    args = [EASIER.get(name, {}) for name in names]
+    asked = [{"id": id, "args": own, "plan": plan} for id, own in zip(ids, args, strict=True)]
+    for id, own, answer in zip(ids, args, play_elsewhere(asked), strict=True):
+        compare_elsewhere(play(make(id, **own), plan), answer)
 
 
 @pytest.mark.parametrize("task", FAST)
@@ -63,11 +70,14 @@ def test_every_task_conforms_and_its_demonstrations_are_right() -> None:
     names = [name for name in tasks() if name != "composite"]
     with ThreadPoolExecutor(1) as elsewhere:
         compared = elsewhere.submit(seen_elsewhere, names)
-        reports = [check_environment(f"reasoning_gym/{name}", seeds=2, new_process=False) for name in names]
+        reports = [
+            check_environment(f"reasoning_gym/{name}", EASIER.get(name), seeds=2, new_process=False)
+            for name in names
+        ]
         assert [str(report) for report in reports if not report.ok] == []
         compared.result()
     for name in names:
-        environment = make(f"reasoning_gym/{name}", "held_out")
+        environment = make(f"reasoning_gym/{name}", "held_out", **EASIER.get(name, {}))
         assert isinstance(environment, Demonstrates) == (name not in WITHOUT_ANSWER)
         environment.reset(7)
         if isinstance(environment, Demonstrates):

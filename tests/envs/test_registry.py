@@ -3,8 +3,9 @@ import sys
 
 import pytest
 
+from envs.multi import MultiEnvironment
 from envs.protocol import Environment
-from envs.registry import available, make
+from envs.registry import available, make, make_any, make_multi
 
 
 def test_everything_available_has_a_unique_id_and_a_summary() -> None:
@@ -50,7 +51,11 @@ def test_a_class_of_another_package_is_made_by_its_path() -> None:
     ("id", "args", "message"),
     [
         ("arithmetik", {}, "environment: 'arithmetik' does not exist; did you mean arithmetic"),
-        ("zzz", {}, "environment: 'zzz' does not exist; accepted: arithmetic, reasoning_gym/ab"),
+        (
+            "zzz",
+            {},
+            "environment: 'zzz' does not exist; accepted: arithmetic, gomoku, guess_number, ",
+        ),
         ("reasoning_gym/leg_count", {}, "did you mean reasoning_gym/leg_counting"),
         ("reasoning_gym/", {}, "does not exist"),
         ("arithmetic", {"digit": 2}, "arithmetic: argument: 'digit' does not exist; did you mean digits"),
@@ -80,6 +85,59 @@ def test_wrong_requests_name_the_field_the_value_and_what_is_accepted(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make(id, **args)
+
+
+class Closing:
+    """Of several agents; tells whether it was closed."""
+
+    agents = ("a", "b")
+    closed = 0
+
+    def __init__(self, split: str = "train") -> None:
+        pass
+
+    def reset(self, seed: int) -> None:
+        pass
+
+    def step(self, actions: object) -> None:
+        pass
+
+    def close(self) -> None:
+        Closing.closed += 1
+
+
+def test_environments_of_several_agents_are_made_beside_the_others() -> None:
+    kinds = {info.id: info.kind for info in available()}
+    assert kinds["gomoku_match"] == kinds["collect"] == "multi"
+    assert kinds["gomoku"] == kinds["reasoning_gym/gcd"] == "single"
+    assert make_multi("collect", "held_out", agents=4).agents == ("a1", "a2", "a3", "a4")
+    assert make_multi(f"{__name__}:Closing").agents == ("a", "b")
+    assert isinstance(make_any("gomoku_match"), MultiEnvironment)
+    assert not isinstance(make_any("gomoku"), MultiEnvironment)
+
+
+@pytest.mark.parametrize(
+    ("maker", "id", "message"),
+    [
+        (make, "gomoku_match", "'gomoku_match' has the agents X, O; accepted here: one of a single agent$"),
+        (make, f"{__name__}:Closing", "has the agents a, b; accepted here: one of a single agent$"),
+        (make_multi, "gomoku", "'gomoku' has a single agent; accepted here: one of several agents$"),
+        (make_multi, "tests.envs.broken:Right", "has a single agent; accepted here: one of several"),
+        (make_multi, "reasoning_gym/gcd", "has a single agent; accepted here: one of several agents$"),
+        (make_multi, "gomoku_mach", "does not exist; did you mean gomoku_match"),
+        (make_multi, "zzz", "does not exist; accepted: collect, gomoku_match, negotiate"),
+    ],
+)
+def test_the_wrong_number_of_agents_is_refused(maker, id: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^environment: .*{message}"):
+        maker(id)
+
+
+def test_what_is_refused_is_closed() -> None:
+    before = Closing.closed
+    with pytest.raises(ValueError, match="single agent"):
+        make(f"{__name__}:Closing")
+    assert Closing.closed == before + 1
 
 
 def test_an_unknown_split_is_refused() -> None:

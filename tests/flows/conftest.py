@@ -1,16 +1,13 @@
 """One Prefect server for all tests of this room, and an installation of its own for each test."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.programs import Program
 from tests.servers import prefect_server
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -47,18 +44,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+def start() -> Iterator[Callable[..., Program]]:
     """Starts `opentinker` with arguments and more environment; what runs still after the test is killed."""
     started = []
 
-    def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "flows.cli", *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, text=True, **pipes)
-        started.append(process)
-        return process
+    def start(*arguments: str, **environment: str) -> Program:
+        started.append(Program(arguments, {**os.environ, **environment}))
+        return started[-1]
 
     yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    for program in started:
+        program.kill()
+        program.wait()

@@ -16,7 +16,10 @@ import pytest
 
 from flows import servers
 from flows.deploy import ROOT, apply, check_parameters, default_file
-from opentinker_core.config.loading import load_config, read_mapping, validate_config
+from opentinker_core.config.agents import AgentsConfig
+from opentinker_core.config.any import load_any
+from opentinker_core.config.loading import read_mapping, validate
+from opentinker_core.config.schema import TrainConfig
 from opentinker_core.errors import UsageError
 from tests.waiting import PATIENCE_S
 
@@ -31,7 +34,7 @@ def names(deployment: dict[str, Any]) -> str:
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=names)
 def test_every_entrypoint_loads_and_takes_its_parameters(deployment: dict[str, Any]) -> None:
     flow = check_parameters(deployment | {"entrypoint": str(ROOT / deployment["entrypoint"])})
-    assert flow.name in {"train-rl", "train-sft", "warm-up-then-rl", "evaluate"}
+    assert flow.name in {"train-rl", "train-sft", "warm-up-then-rl", "train-agents", "evaluate"}
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=names)
@@ -42,17 +45,17 @@ def test_every_deployment_names_a_queue_of_a_pool(deployment: dict[str, Any]) ->
 
 
 def test_parameters_are_the_example_configs() -> None:
-    examples = {
-        load_config(path).name: load_config(path) for path in (ROOT / "deployments/configs").glob("*.yaml")
-    }
+    files = (ROOT / "deployments/configs").glob("*.yaml")
+    examples = {one.name: one for one in (load_any(path) for path in files if path.stem != "serve")}
     for deployment in DEPLOYMENTS:
-        config = validate_config(deployment["parameters"]["config"], deployment["name"])
+        given = deployment["parameters"]["config"]
+        config = validate(given, AgentsConfig if "policies" in given else TrainConfig, deployment["name"])
         assert config == examples[config.name]
 
 
 def test_rl_sft_and_evaluation_are_deployed_and_one_runs_by_the_clock() -> None:
     flows = {Path(deployment["entrypoint"].split(":")[0]).stem for deployment in DEPLOYMENTS}
-    assert flows >= {"train_rl", "train_sft", "warm_up_then_rl", "evaluate"}
+    assert flows >= {"train_rl", "train_sft", "warm_up_then_rl", "train_agents", "evaluate"}
     assert any(one.get("cron") for deployment in DEPLOYMENTS for one in deployment.get("schedules", []))
 
 

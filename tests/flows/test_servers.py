@@ -56,6 +56,23 @@ def test_a_stopped_server_takes_its_children_along(tmp_path: Path) -> None:
     assert not any(process.is_running() for process in family)
 
 
+def test_a_server_that_gives_way_does_so_with_all_its_threads(tmp_path: Path) -> None:
+    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\ntime.sleep(600)"
+    server = servers.start("x", [sys.executable, "-c", code], url="", log=tmp_path / "x.log")
+    try:
+        guard, mine = psutil.Process(server.process.pid), psutil.Process().nice()
+        wait_until(lambda: [child.num_threads() for child in guard.children()] == [2])
+        (child,) = guard.children()
+        server.give_way(7)
+        niceness = {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in child.threads()}
+        assert (niceness, guard.nice()) == ({mine + 7}, mine)
+        enabled = Path("/proc/sys/kernel/sched_autogroup_enabled")
+        if enabled.exists() and enabled.read_text().strip() == "1":  # then niceness counts within a session
+            assert Path(f"/proc/{child.pid}/autogroup").read_text().endswith("nice 7\n")
+    finally:
+        server.stop()
+
+
 @pytest.mark.processes
 def test_servers_end_when_their_starter_is_killed(tmp_path: Path) -> None:
     code = (
@@ -73,6 +90,19 @@ def test_servers_end_when_their_starter_is_killed(tmp_path: Path) -> None:
     starter.kill()
     starter.wait()
     wait_until(lambda: not any(process.is_running() for process in family))
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+def test_a_command_ends_with_a_guard_that_is_killed(tmp_path: Path) -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    server = servers.start("x", sleep, url="", log=tmp_path / "x.log")
+    guard = psutil.Process(server.process.pid)
+    wait_until(lambda: guard.children() and "sleep" in guard.children()[0].cmdline()[-1])
+    (command,) = guard.children()
+    guard.kill()
+    wait_until(lambda: not command.is_running())
+    server.stop()
 
 
 @pytest.mark.processes
@@ -96,7 +126,6 @@ def test_the_guard_gives_the_status_of_the_command() -> None:
         sys.executable,
         "-m",
         "opentinker_core.guard",
-        "0",
         sys.executable,
         "-c",
         "raise SystemExit(7)",

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from threading import Barrier
@@ -18,6 +17,7 @@ from opentinker_core.config.settings import Settings
 from opentinker_core.errors import OpenTinkerError
 from opentinker_core.policies.types import RunStatus
 from opentinker_core.runtime.workspace import Workspace
+from tests.programs import Program
 from tests.waiting import PATIENCE_S, read_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,11 +139,14 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_named(
 @pytest.mark.servers
 @pytest.mark.processes
 def test_ctrl_c_stops_all_and_says_how_to_go_on_with_each(
-    prefect_api: str, start: Callable[..., "subprocess.Popen[str]"], home: Path, tmp_path: Path
+    prefect_api: str, start: Callable[..., Program], home: Path, tmp_path: Path
 ) -> None:
     files = [written(tmp_path, name) for name in ("one", "two")]
-    process = start("train", *files, *SMALL, "rl.steps=500")
-    assert process.stderr is not None
+    slow = [
+        "rl.groups=16",
+        "rl.group_size=8",
+    ]  # so that the first leaves the second's start some time to write
+    process = start("train", *files, *SMALL, *slow, "rl.steps=500")
     read_until(process.stderr, "one: rl step", "two: rl step")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_S)

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from opentinker_core.errors import UsageError
 from opentinker_core.policies.types import RunStatus
 from opentinker_core.runtime.workspace import Workspace
 from opentinker_core.sampling.protocol import BASE
+from tests.programs import Program
 from tests.servers import prefect_server
 from tests.waiting import PATIENCE_S, read_until, wait_until
 
@@ -23,7 +23,7 @@ SMALL = ["sft.steps=3", "sft.publish_every=2", "rl.steps=3", "rl.groups=4", "rl.
 SMALL += ["evaluation.episodes=2", "evaluation.samples=2", "record.artifact_every=2"]
 
 pytestmark = pytest.mark.servers
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Program]
 
 
 def task_names(flow_run_id: str) -> list[str]:
@@ -123,7 +123,7 @@ def test_evaluation_outside_of_runs_gives_what_the_run_found(prefect_api: str, h
     assert len(catalog.evaluations()) == 4
 
 
-def result(process: "subprocess.Popen[str]") -> dict[str, Any]:
+def result(process: Program) -> dict[str, Any]:
     """The one object on stdout."""
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
@@ -166,8 +166,8 @@ def test_a_killed_run_resumes_to_the_same_tokens_losses_and_snapshot(
 def test_a_prefect_server_that_goes_away_ends_the_run_with_one_message(start: Start, tmp_path: Path) -> None:
     with prefect_server(tmp_path / "prefect") as api:
         environment = {"PREFECT_API_URL": api, "PREFECT_CLIENT_MAX_RETRIES": "0"}
-        process = start("train", TINY, "rl.steps=500", OPENTINKER_HOME=str(tmp_path / "home"), **environment)
-        assert process.stderr is not None
+        home = {"OPENTINKER_HOME": str(tmp_path / "home")}
+        process = start("train", TINY, *SMALL, "rl.steps=500", "record.mlflow=false", **home, **environment)
         read_until(process.stderr, "rl step")
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, err
@@ -179,8 +179,9 @@ def test_a_prefect_server_that_goes_away_ends_the_run_with_one_message(start: St
 
 @pytest.mark.processes
 def test_ctrl_c_ends_with_130_and_says_how_to_go_on(prefect_api: str, start: Start, tmp_path: Path) -> None:
-    process = start("train", TINY, "rl.steps=500", OPENTINKER_HOME=str(tmp_path))
-    assert process.stderr is not None
+    process = start(
+        "train", TINY, *SMALL, "sft.steps=300", "record.mlflow=false", OPENTINKER_HOME=str(tmp_path)
+    )
     read_until(process.stderr, "sft step")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_S)

@@ -5,6 +5,7 @@
 `POINT` names a call below; the process dies around the COUNT-th of them.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -15,15 +16,14 @@ from typing import Any
 def _die_around(owner: Any, name: str, count: int, *, after: bool) -> None:
     """Kill this process at the `count`-th call of `owner.name`: before it begins, or once it returned."""
     original: Callable[..., Any] = getattr(owner, name)
-    calls = 0
+    calls = itertools.count(1)  # of several threads
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == count and not after:
+        call = next(calls)
+        if call == count and not after:
             os.kill(os.getpid(), signal.SIGKILL)
         result = original(*args, **kwargs)
-        if calls == count:
+        if call == count:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
@@ -49,7 +49,7 @@ def _arm(point: str, count: int) -> None:
     _die_around(owner, name, count, after=after)
 
 
-if __name__ == "__main__":
+def main() -> None:
     from flows import cli
 
     _arm(sys.argv[1], int(sys.argv[2]))

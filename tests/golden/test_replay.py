@@ -1,31 +1,19 @@
 """The same config gives the same tokens, losses and snapshot: run twice, or killed anywhere and resumed."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.golden.commands import run_command
 from tests.runtime.runs import CONFIG
-from tests.servers import prefect_server
-from tests.waiting import PATIENCE_S
 
 GOLDEN = Path(__file__).parent / "golden.json"
-ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.processes, pytest.mark.servers]
-
-
-@pytest.fixture(scope="module")
-def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +23,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _run(home: Path, api: str, *command: str) -> "subprocess.CompletedProcess[str]":
-    environment = os.environ | {"OPENTINKER_HOME": str(home), "PREFECT_API_URL": api}
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-
-
 def _train(home: Path, api: str, config: Path) -> dict[str, Any]:
-    done = _run(home, api, "flows.cli", "train", str(config), "--json")
+    done = run_command(home, api, "train", str(config), "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -76,12 +51,11 @@ def test_a_second_run_is_the_same(
 def test_killed_and_resumed_it_ends_the_same(
     undisturbed: dict[str, Any], tmp_path: Path, prefect_api: str, config: Path, point: str, count: int
 ) -> None:
-    killed = _run(
-        tmp_path, prefect_api, "tests.golden.killed", point, str(count), "train", str(config), "--json"
-    )
+    arguments = (point, str(count), "train", str(config), "--json")
+    killed = run_command(tmp_path, prefect_api, *arguments, module="tests.golden.killed")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert killed.stdout == ""
-    resumed = _run(tmp_path, prefect_api, "flows.cli", "resume", "small", "--json")
+    resumed = run_command(tmp_path, prefect_api, "resume", "small", "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert _outcome(json.loads(resumed.stdout)) == _outcome(undisturbed)
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opentinker_kernels import cpu, reference
-from opentinker_kernels.plan import NO_SLOT, RoutingPlan
+from opentinker_kernels import cpu, reference, tiles
+from opentinker_kernels.plan import NO_SLOT, RoutingPlan, Segment
 
 SLOTS = 6
 
@@ -76,6 +76,64 @@ def test_an_invariant_plan_gives_a_segment_the_same_bits_alone(
     cpu.expand_add(y_TD, u_PR, W_SRD, plan)
     cpu.expand_add(y_LD, u_PR[own], W_SRD, alone)
     assert torch.equal(y_TD[own], y_LD)
+
+
+tiled_lengths = st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(1, 20)), min_size=1, max_size=9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tiled_lengths, st.sampled_from([(33, 5), (64, 8), (256, 24)]))
+def test_a_tiled_plan_gives_what_the_reference_gives(
+    own: list[tuple[int, int]], shape: tuple[int, int]
+) -> None:
+    plan, count = _tiled(own), sum(length for _, length in own)
+    x_TD, W_SRD = _draw(0, count + 3, shape[0]), _draw(1, SLOTS, shape[1], shape[0])
+    u_PR = reference.shrink(x_TD, W_SRD, plan)
+    torch.testing.assert_close(cpu.shrink(x_TD, W_SRD, plan), u_PR, atol=1e-4, rtol=1e-4)
+    expected_TD, y_TD = _draw(2, count + 3, shape[0]), _draw(2, count + 3, shape[0])
+    reference.expand_add(expected_TD, u_PR, W_SRD, plan)
+    cpu.expand_add(y_TD, u_PR, W_SRD, plan)
+    torch.testing.assert_close(y_TD, expected_TD, atol=1e-4, rtol=1e-4)
+    assert torch.equal(y_TD[count:], _draw(2, count + 3, shape[0])[count:])
+
+
+@settings(max_examples=40, deadline=None)
+@given(tiled_lengths, st.sampled_from([(64, 8), (256, 24), (576, 16)]), st.data())
+def test_a_row_of_a_tiled_plan_gets_the_same_bits_whatever_rows_there_are(
+    own: list[tuple[int, int]], shape: tuple[int, int], data: st.DataObject
+) -> None:
+    if not tiles.are_invariant():
+        pytest.skip(
+            "the library's products depend on the other rows of a matrix; samplers make no tiles here"
+        )
+    slots = np.repeat([slot for slot, _ in own], [length for _, length in own])
+    x_TD, y_TD = _draw(0, len(slots), shape[0]), _draw(2, len(slots), shape[0])
+    W_SRD = _draw(1, SLOTS, shape[1], shape[0])
+    row = data.draw(st.integers(0, len(slots) - 1))
+    u_PR = cpu.shrink(x_TD, W_SRD, _tiled(own))
+    cpu.expand_add(y_TD, u_PR, W_SRD, _tiled(own))
+    alone, y_1D = _tiled([(int(slots[row]), 1)]), _draw(2, len(slots), shape[0])[row : row + 1].clone()
+    u_1R = cpu.shrink(x_TD[row : row + 1], W_SRD, alone)
+    cpu.expand_add(y_1D, u_1R, W_SRD, alone)
+    assert torch.equal(u_PR[row], u_1R[0])
+    assert torch.equal(y_TD[row], y_1D[0])
+
+
+def _tiled(own: list[tuple[int, int]]) -> RoutingPlan:
+    """A plan of segments (slot, length)."""
+    segments, start = [], 0
+    for slot, length in own:
+        segments.append(Segment(slot, start, start + length))
+        start += length
+    return RoutingPlan(start, tuple(segments), tiled=True)
+
+
+def test_a_tiled_plan_has_its_rows_in_order_and_no_slices() -> None:
+    segments = (Segment(0, 0, 2),)
+    with pytest.raises(ValueError, match="rows: of a tiled plan"):
+        RoutingPlan(2, segments, rows=torch.tensor([1, 0]), tiled=True)
+    with pytest.raises(ValueError, match="slices"):
+        cpu.shrink(_draw(0, 2, 8), _draw(1, 1, 4, 8), RoutingPlan(2, segments, tiled=True), (4, 4))
 
 
 def test_blocks_cover_the_segments_and_end_in_unused_ones() -> None:

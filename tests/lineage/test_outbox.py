@@ -6,8 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -19,6 +18,7 @@ from opentinker_core.lineage.recorder import MLflowRecorder
 from opentinker_core.lineage.tracking import Tracking, TrackingTarget
 from opentinker_core.policies.outbox import OutboxEvent
 from opentinker_core.runtime.workspace import Workspace
+from tests.forked import Forks, forks
 from tests.lineage.training import Training
 from tests.servers import postgres_binaries, postgres_server
 from tests.waiting import PATIENCE_S, wait_until
@@ -257,35 +257,11 @@ def test_an_unreachable_postgres_is_one_clear_error() -> None:
         pass
 
 
-_DELIVERER = """
-import os, sys
-from pathlib import Path
-from mlflow.tracing.client import TracingClient
-from mlflow.tracking._model_registry.client import ModelRegistryClient
-from mlflow import MlflowClient
-from opentinker_core.config.settings import Settings
-from opentinker_core.lineage.outbox import open_dispatcher
-from opentinker_core.policies.catalog import Catalog
-from opentinker_core.runtime.workspace import Workspace
-
-owners = (Catalog, ModelRegistryClient, TracingClient, MlflowClient)
-home, name, die_after = sys.argv[1], sys.argv[2], int(sys.argv[3])
-owner = next(one for one in owners if hasattr(one, name))
-call, count = getattr(owner, name), 0
-
-def call_or_die(*arguments, **options):
-    global count
-    count += 1
-    if name == "mark_delivered" and count == die_after:
-        os.kill(os.getpid(), 9)  # between delivery and its record
-    result = call(*arguments, **options)
-    if count == die_after:
-        os.kill(os.getpid(), 9)
-    return result
-
-setattr(owner, name, call_or_die)
-open_dispatcher(Workspace(Settings(home=Path(home)))).deliver_pending()
-"""
+@pytest.fixture(scope="module")
+def python() -> Iterator[Forks]:
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("OPENTINKER")}
+    with forks("mlflow.tracing.client", "opentinker_core.lineage.outbox", environment=variables) as python:
+        yield python
 
 
 @pytest.mark.processes
@@ -304,15 +280,18 @@ open_dispatcher(Workspace(Settings(home=Path(home)))).deliver_pending()
     ],
 )
 def test_a_delivery_that_is_killed_is_repeated_without_a_trace_of_it(
-    workspace: Workspace, dispatcher: OutboxDispatcher, tracking: Tracking, call: str, count: int
+    workspace: Workspace,
+    dispatcher: OutboxDispatcher,
+    tracking: Tracking,
+    python: Forks,
+    call: str,
+    count: int,
 ) -> None:
     from tests.lineage.test_recorder import contents, everything
 
     training = everything(workspace)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("OPENTINKER")}
-    command = [sys.executable, "-c", _DELIVERER, str(workspace.home), call, str(count)]
-    killed = subprocess.run(command, env=environment, cwd=Path.cwd(), timeout=PATIENCE_S)
-    assert killed.returncode == -signal.SIGKILL
+    killed = python.run("tests.lineage.deliverer", workspace.home, call, count)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(dispatcher.pending()) == 7
     assert dispatcher.deliver_pending().outcome is Outcome.DRAINED
     shown = contents(tracking, training)

@@ -1,5 +1,7 @@
 """One divisor over the global batch, so that no way of laying out the rows changes loss or gradient."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from opentinker_core.trajectories.errors import TrajectoryError
 from opentinker_core.trajectories.packing import MicroBatch, micro_batches
 from opentinker_core.trajectories.types import Datum, Trajectory
 from tests.objectives.layouts import PLAIN, Layout, assert_same, loss_and_gradient, one_row_a_turn
-from tests.trajectories.strategies import demonstration, trajectory_lists, two_turns
+from tests.trajectories.strategies import demonstration, trajectory_lists, two_turns, with_masked_turns
 
 
 def _datum(trajectory_id: str, tokens: int) -> Datum:
@@ -116,6 +118,28 @@ def test_splitting_an_episode_into_rows_changes_nothing(
     expected = loss_and_gradient(objective, whole, scales)
     for layout in (PLAIN, Layout(40), Layout(40, share_prefix=True, pack=True)):
         assert_same(loss_and_gradient(objective, split, split_scales, layout), expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(with_masked_turns(), min_size=1, max_size=4), st.sampled_from(Normalizer))
+def test_a_masked_turn_gives_no_gradient_and_enters_no_normalizer(
+    masked: list[tuple[Trajectory, frozenset[int]]], normalizer: Normalizer
+) -> None:
+    datums = [
+        replace(to_datum(episode, advantages=place - 1.25, without=without), trajectory_id=f"t{place}")
+        for place, (episode, without) in enumerate(masked)
+    ]
+    rows = [
+        replace(row, trajectory_id=f"t{place}")
+        for place, (episode, without) in enumerate(masked)
+        for turn, row in enumerate(one_row_a_turn(episode, place - 1.25))
+        if turn not in without
+    ]
+    objective = OBJECTIVES["importance_sampling"]
+    expected = loss_and_gradient(objective, rows, token_scales(normalizer, rows, max_tokens=16))
+    scales = token_scales(normalizer, datums, max_tokens=16)
+    for layout in (PLAIN, Layout(40), Layout(40, share_prefix=True, pack=True)):
+        assert_same(loss_and_gradient(objective, datums, scales, layout), expected)
 
 
 def _only_batch(datums: list[Datum]) -> MicroBatch:

@@ -1,6 +1,7 @@
 """Each objective against values computed by hand, its gradient against finite differences."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,8 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from opentinker_core.config.schema import ObjectiveConfig
+from opentinker_core.objectives.cispo import cispo
 from opentinker_core.objectives.compose import rl_objective
 from opentinker_core.objectives.cross_entropy import cross_entropy
+from opentinker_core.objectives.dro import dro
+from opentinker_core.objectives.gspo import gspo
 from opentinker_core.objectives.importance_sampling import importance_sampling
 from opentinker_core.objectives.kl import kl_penalty, kl_per_token
 from opentinker_core.objectives.ppo import ppo
@@ -211,3 +215,62 @@ def test_a_missing_signal_is_named(objective: Objective, field: str) -> None:
     empty = SignalBatch(token_scales_M=tensor([1.0]), row_M=torch.tensor([0]))
     with pytest.raises(ValueError, match=field):
         objective(tensor([-1.0]), empty)
+
+
+def _tinker_batch(
+    rows: list[tuple[float, float, float, float]], datum: list[int]
+) -> tuple[Tensor, SignalBatch]:
+    """Of (logprob, sampler logprob, advantage, sequence mask)."""
+    logprobs_M, sampler_M, advantages_M, mask_M = (list(column) for column in zip(*rows, strict=True))
+    batch = SignalBatch(
+        token_scales_M=torch.ones(len(rows), dtype=torch.float64),
+        row_M=torch.tensor(datum),
+        advantages_M=tensor(advantages_M),
+        sampler_logprobs_M=tensor(sampler_M),
+        sequence_mask_M=tensor(mask_M),
+    )
+    return tensor(logprobs_M, grad=True), batch
+
+
+HALVED, DOUBLED = (math.log(0.2), math.log(0.4)), (math.log(0.4), math.log(0.2))
+
+
+def test_cispo_clips_the_weight_and_keeps_the_gradient() -> None:
+    logprobs_M, batch = _tinker_batch([(*DOUBLED, 3.0, 1), (*HALVED, -1.0, 1)], [0, 0])
+    loss, metrics = cispo(logprobs_M, batch, ratio_low=0.75, ratio_high=1.5)
+    assert loss.item() == pytest.approx(-(1.5 * 3 * math.log(0.4) - 0.75 * math.log(0.2)))
+    objective = partial(cispo, ratio_low=0.75, ratio_high=1.5)
+    assert gradient(objective, logprobs_M, batch).tolist() == pytest.approx([-4.5, 0.75])
+    assert finalize_metrics(metrics)["clip_fraction"] == 1
+
+
+def test_dro_by_hand() -> None:
+    logprobs_M, batch = _tinker_batch([(-1.0, -3.0, 2.0, 1), (-1.0, 0.0, 0.0, 1)], [0, 0])
+    loss, _ = dro(logprobs_M, batch, beta=0.5)
+    assert loss.item() == pytest.approx(-(-1.0 * 2 - 0.25 * 4) + 0.25)
+    assert gradient(partial(dro, beta=0.5), logprobs_M, batch).tolist() == pytest.approx([-2 + 1, -0.5])
+
+
+def test_gspo_has_one_ratio_a_sequence_of_the_tokens_in_its_mask() -> None:
+    # Over the mask the first sequence's ratio is 2, the second's 0.5; the third has no mask and ratio 1.
+    rows = [
+        (*HALVED, 5.0, 0),
+        (*DOUBLED, 1.0, 1),
+        (*DOUBLED, -1.0, 1),
+        (*HALVED, -1.0, 1),
+        (*DOUBLED, 2.0, 0),
+    ]
+    logprobs_M, batch = _tinker_batch(rows, [0, 0, 0, 1, 2])
+    loss, metrics = gspo(logprobs_M, batch, ratio_low=0.8, ratio_high=1.2)
+    assert loss.item() == pytest.approx(-(1.2 * 5 + 1.2 - 2 - 0.8 + 2))
+    assert gradient(gspo, logprobs_M, batch).tolist() == pytest.approx([0, 0, 2, 0, -2])
+    assert finalize_metrics(metrics)["clip_fraction"] == pytest.approx(3 / 5)
+
+
+@pytest.mark.parametrize("objective", [ppo, cispo, gspo])
+def test_a_batch_s_own_bounds_take_the_place_of_the_objective_s(objective: Objective) -> None:
+    logprobs_M, batch = _tinker_batch([(*DOUBLED, 1.0, 1), (*DOUBLED, 1.0, 1)], [0, 1])
+    bounded = replace(batch, ratio_low_M=tensor([0.1, 0.1]), ratio_high_M=tensor([1.1, 9.0]))
+    first, second = (-gradient(objective, logprobs_M, bounded)).tolist()
+    assert second == pytest.approx(2)
+    assert first == pytest.approx(1.1 if objective is cispo else 0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from opentinker_core.policies.catalog import Catalog
+from tests import programs
 from tests.policies.builders import new_policy, new_run, publish
 
 
@@ -31,8 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opentinker(*arguments: str, code: int = 0) -> str:
-    command = [sys.executable, "-m", "flows.cli", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = programs.run(arguments)
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
     return result.stdout if code == 0 else result.stderr

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.policies import database
 from opentinker_core.policies.catalog import Catalog
 from opentinker_core.policies.tables import Base
+from opentinker_core.service import key_tables as _key_tables  # noqa: F401 - further tables of `Base`
+from opentinker_core.service import tables as _service_tables  # noqa: F401 - they are in the metadata once imported
 from tests.disks import make_read_only, small_disk
 from tests.policies.builders import new_policy, new_run
 from tests.servers import free_port
@@ -44,6 +47,46 @@ def test_migrations_give_the_tables_of_the_code(empty_url: str) -> None:
 
 def test_the_code_knows_the_last_migration() -> None:
     assert ScriptDirectory(database.MIGRATIONS).get_heads() == [database.HEAD]
+
+
+def test_a_catalog_with_runs_of_an_earlier_release_is_brought_up_to_date(empty_url: str) -> None:
+    catalog = Catalog(empty_url)
+    policy = new_policy(catalog)
+    run = catalog.start_run("old", policy.policy_id, {}, "d", flow_run_id="flow")
+    catalog.reserve_version(policy.policy_id, run.run_id, 1)
+    catalog.close()
+    _rewind(empty_url)
+    again = Catalog(empty_url)
+    assert [one.run_id for one in again.runs()] == [run.run_id]
+    other = again.create_policy("other", "tiny", policy.lora)
+    both = {run.run_id, again.start_run("new", other.policy_id, {}, "d", flow_run_id="flow").run_id}
+    assert {one.run_id for one in again.runs()} == both
+    assert again.reserve_version(policy.policy_id, run.run_id, 1) == 0
+    again.close()
+
+
+def _rewind(url: str) -> None:
+    """Give the runs' table the constraint that it had at first, as an installation of then has it."""
+    engine = database._engine(url)
+    with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
+            table = connection.execute(text("SELECT sql FROM sqlite_master WHERE name = 'ot_runs'")).scalar()
+            old = str(table).replace(
+                "_policy_id UNIQUE (tenant, flow_run_id, policy_id)", " UNIQUE (tenant, flow_run_id)"
+            )
+            assert old != table
+            connection.exec_driver_sql("PRAGMA writable_schema = ON")
+            connection.execute(
+                text("UPDATE sqlite_master SET sql = :old WHERE name = 'ot_runs'"), {"old": old}
+            )
+        else:
+            name = "uq_ot_runs_tenant_flow_run_id"
+            connection.execute(text(f"ALTER TABLE ot_runs DROP CONSTRAINT {name}_policy_id"))
+            connection.execute(
+                text(f"ALTER TABLE ot_runs ADD CONSTRAINT {name} UNIQUE (tenant, flow_run_id)")
+            )
+        connection.execute(text(f"UPDATE {database.VERSION_TABLE} SET version_num = '0005'"))
+    engine.dispose()
 
 
 def test_opening_again_keeps_what_is_there_and_migrates_nothing(empty_url: str) -> None:
@@ -158,3 +201,15 @@ def test_a_server_that_is_away_is_named_without_its_password() -> None:
         Catalog(f"postgresql://user:secret@127.0.0.1:{port}/db")
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_tenants_of_one_catalog_share_its_connections_and_nothing_else(url: str) -> None:
+    with closing(Catalog(url, "first")) as first:
+        second = first.seen_by("second")
+        new_policy(first, "mine")
+        assert second.policies() == []
+        new_policy(second, "mine")
+        with first.transaction():
+            assert [policy.tenant for policy in second.policies()] == ["second"]
+        with pytest.raises(UsageError, match="tenant"):
+            first.seen_by("a/b")

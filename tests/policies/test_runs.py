@@ -42,6 +42,24 @@ def test_a_retried_flow_run_finds_its_run(catalog: Catalog) -> None:
         catalog.update_run(other.run_id, flow_run_id="flow-2")
 
 
+def test_the_runs_of_a_joint_run_are_found_by_its_id_and_its_name(catalog: Catalog) -> None:
+    policies = [new_policy(catalog, name) for name in ("black", "white")]
+    new_run(catalog, policies[0])
+    catalog.start_run("single", policies[0].policy_id, {"joint": None}, "d")
+
+    def begin(joint_id: str) -> list[str]:
+        part = {"name": "pair", "joint_id": joint_id}
+        return [
+            catalog.start_run(one.name, one.policy_id, {"joint": part}, joint_id, flow_run_id=joint_id).run_id
+            for one in policies
+        ]
+
+    first, second = begin("j1"), begin("j2")
+    assert [run.run_id for run in catalog.joint_runs("j1")] == first
+    assert [run.run_id for run in catalog.joint_runs("pair")] == second
+    assert catalog.joint_runs("single") == []
+
+
 def test_updates_change_what_is_given(catalog: Catalog) -> None:
     run = new_run(catalog, new_policy(catalog), flow="flow")
     failed = catalog.update_run(run.run_id, status=RunStatus.FAILED, error="disk full", mlflow_run_id="m")

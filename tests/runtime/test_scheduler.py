@@ -444,6 +444,15 @@ def test_statistics_count_what_waits_runs_and_ran() -> None:
     assert before.kinds[FB].waiting == 3
 
 
+def test_statistics_count_the_tokens_of_what_was_done() -> None:
+    with Scheduler(Bookkeeper(), BatchLimits(slots=2)) as scheduler:
+        wait([scheduler.submit(operation(FB, policy, tokens=7)) for policy in "pqr"])
+        wait([scheduler.submit(operation(FB, "s", tokens=100, payload=Fails(ValueError("no"))))])
+        scheduler.close()
+    kinds = scheduler.statistics().kinds
+    assert (kinds[FB].tokens, kinds[STEP].tokens) == (21, 0)
+
+
 def test_an_interrupted_call_takes_its_operation_back(monkeypatch: pytest.MonkeyPatch) -> None:
     bookkeeper = Bookkeeper()
 

@@ -5,7 +5,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from opentinker_core.errors import OpenTinkerError, UsageError
@@ -231,6 +231,14 @@ failures = st.sampled_from([None] * 6 + [REFUSED, DIVERGED, Sinks(UsageError("no
 
 
 @settings(deadline=None, max_examples=200)
+@example(
+    [
+        (FB, "q", None, "ahead"),
+        (FB, "q", None, "cancel"),
+        (STEP, "q", None, "wait"),
+        (STEP, "q", None, "ahead"),
+    ]
+)
 @given(
     st.lists(
         st.tuples(kinds, st.sampled_from("pq"), failures, st.sampled_from(["ahead", "cancel", "wait"])),

@@ -1,12 +1,15 @@
 """A run's phases: repeatable, resumable from the last published version, with exact lineage."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from opentinker_core.config.schema import TrainConfig
+from opentinker_core.digests import digest_json
 from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.policies.types import Evaluation, RunStatus
+from opentinker_core.runtime.opening import recorded_config
 from opentinker_core.runtime.session import RunSession, open_session
 from opentinker_core.sampling.protocol import BASE
 from opentinker_core.snapshots.protocol import SnapshotError
@@ -99,6 +102,15 @@ def test_a_run_goes_on_only_with_its_own_config(tmp_path: Path) -> None:
     session = open_session(small_config(), workspace_at(tmp_path))
     with pytest.raises(UsageError, match="accepted: the same config"):
         open_session(small_config(seed=5), workspace_at(tmp_path), run_id=session.run.run_id)
+
+
+def test_a_run_that_was_started_before_configs_had_a_field_goes_on_with_its_config(tmp_path: Path) -> None:
+    run = open_session(small_config(), workspace_at(tmp_path)).run
+    older = {**run.config, "runtime": {k: v for k, v in run.config["runtime"].items() if k != "url"}}
+    before = replace(run, config=older, config_digest=digest_json(older))
+    assert recorded_config(before, small_config()) == small_config()
+    with pytest.raises(UsageError, match="not the one"):
+        recorded_config(before, small_config(seed=5))
 
 
 def _prompts(session: RunSession, evaluation: Evaluation) -> list[str]:
@@ -221,3 +233,14 @@ def test_best_stays_with_the_better_version_of_another_run(tmp_path: Path) -> No
     assert second.version.number > version.number
     assert catalog.aliases("adder")["latest"] == second.version.number
     assert catalog.aliases("adder")["best"] == version.number
+
+
+def test_a_policy_that_another_run_is_training_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    workspace = workspace_at(tmp_path)
+    first = open_session(small_config(), workspace)
+    assert not caplog.records
+    open_session(small_config(), workspace)
+    (warning,) = caplog.records
+    assert f"run {first.run.run_id} is training it too" in warning.message

@@ -42,8 +42,8 @@ def _losses(session: RunSession) -> list[float]:
 def _sampled_by(session: RunSession) -> set[str]:
     return {
         turn.version
-        for item in session._sets.training()
-        for trajectory in session._sets.load(item)
+        for item in session.sets.training()
+        for trajectory in session.sets.load(item)
         for turn in trajectory.turns
     }
 

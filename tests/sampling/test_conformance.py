@@ -118,6 +118,25 @@ class GivesLogprobsOfTheModel(Delegating):
         return self.changed(requests, lambda one: replace(one, logprobs=one.model_logprobs))
 
 
+class GivesTruncatedLogprobsAsScaled(Delegating):
+    def sample(self, requests: Sequence[SampleRequest]) -> Answers:
+        asked = any(request.scaled_logprobs for request in requests)
+        return self.changed(
+            requests, lambda one: replace(one, scaled_logprobs=one.logprobs) if asked else one
+        )
+
+
+class AnswersAboutThePromptBackwards(Delegating):
+    def sample(self, requests: Sequence[SampleRequest]) -> Answers:
+        return self.changed(requests, self._backwards)
+
+    def _backwards(self, one: SampledSequence) -> SampledSequence:
+        if one.about_prompt is None:
+            return one
+        turned = {name: values[::-1] for name, values in vars(one.about_prompt).items()}
+        return replace(one, about_prompt=replace(one.about_prompt, **turned))
+
+
 class DrawsTooHot(Delegating):
     """Draws at another temperature than it says; its logprobs are right for what it says."""
 
@@ -192,6 +211,8 @@ class GivesDoubles(Delegating):
         (DropsTheStopToken, "check_stop_tokens"),
         (IgnoresTopP, "check_truncation"),
         (KeepsQuietAboutBrokenSnapshots, "check_broken_snapshots"),
+        (GivesTruncatedLogprobsAsScaled, "check_scaled_logprobs"),
+        (AnswersAboutThePromptBackwards, "check_prompt_questions"),
         (NeverLetsGo, "check_release"),
         (ReleasesAll, "check_refresh_again"),
         (ServesTheBaseForAnUnknownVersion, "check_refuses"),

@@ -96,6 +96,29 @@ def test_a_request_gets_the_same_bits_alone_and_in_200_mixes(engine: TinyEngine)
             assert outcome(ticket) == alone[index]
 
 
+def test_groups_of_completions_get_the_same_bits_alone_and_while_others_of_them_end(
+    engine: TinyEngine,
+) -> None:
+    """Completions of a version are multiplied together, in products that shrink as they end."""
+    versions = [BASE, *(engine.publish(policy) for policy in "pqr")]
+    prompts = ["1+1=", "12+34=", "7*8+9-1="]
+    params = SamplingParams(30, temperature=1.5, stop_token_ids=(3, 4, 5, 6))
+    asked = [
+        SampleRequest(engine.ids(prompts[i % 3]), params, version, tuple(range(9 * i, 9 * i + count)))
+        for i, (version, count) in enumerate(
+            zip(versions * 3, [8, 9, 2, 16, 3, 8, 5, 1, 12, 4, 7, 8], strict=True)
+        )
+    ]
+    alone = [answer(engine.sampler.sample([request])[0]) for request in asked]
+    assert len({len(tokens) for own in alone for tokens, _, _ in own}) > 10
+    assert [answer(own) for own in engine.sampler.sample(asked)] == alone
+    rng = random.Random(1)
+    for _ in range(20):
+        chosen = [rng.randrange(len(asked)) for _ in range(rng.randint(2, 12))]
+        tickets = run_staggered(engine.sampler, [asked[i] for i in chosen], rng)
+        assert [outcome(ticket) for ticket in tickets] == [alone[i] for i in chosen]
+
+
 def test_with_little_memory_they_take_turns_and_get_the_same(engine: TinyEngine) -> None:
     versions = [BASE, engine.publish("p")]
     long = SamplingParams(150, temperature=1.2)

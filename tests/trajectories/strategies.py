@@ -53,6 +53,15 @@ def trajectory_lists(draw: st.DrawFn, min_size: int = 1, max_size: int = 5) -> l
     return [draw(trajectories(f"s00001-g0-m{member}", prompts=prompts)) for member in range(size)]
 
 
+@st.composite
+def with_masked_turns(draw: st.DrawFn) -> tuple[Trajectory, frozenset[int]]:
+    """A trajectory and some of its turns, one at least being left."""
+    trajectory = draw(trajectories())
+    turns = range(len(trajectory.turns))
+    kept = draw(st.sets(st.sampled_from(turns), min_size=1))
+    return trajectory, frozenset(turns) - kept
+
+
 def two_turns() -> Trajectory:
     """Tokens 10 11 [20 21] 12 [22] 13, the bracketed ones sampled."""
     builder = TrajectoryBuilder(trajectory_id="t", agent="solver", environment="arithmetic", seed=7)

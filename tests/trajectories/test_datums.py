@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from opentinker_core.trajectories.datums import to_datum
 from opentinker_core.trajectories.errors import TrajectoryError
-from opentinker_core.trajectories.types import Trajectory
-from tests.trajectories.strategies import demonstration, trajectories, two_turns
+from opentinker_core.trajectories.fsm import TrajectoryBuilder
+from opentinker_core.trajectories.types import DEMONSTRATION, Datum, EndReason, StopReason, Trajectory
+from tests.trajectories.strategies import demonstration, trajectories, two_turns, with_masked_turns
 
 
 def test_two_turns_by_hand() -> None:
@@ -71,6 +72,79 @@ def test_a_turn_of_weight_zero_is_context() -> None:
 def test_a_turn_of_advantage_zero_is_still_counted() -> None:
     datum = to_datum(two_turns(), advantages=[1.0, 0.0])
     assert datum.mask_N.tolist() == [False, True, True, False, True]
+
+
+def test_a_masked_turn_is_context() -> None:
+    sampled = to_datum(two_turns(), advantages=[3.0, -2.0], without=[0])
+    assert sampled.input_tokens_N.tolist() == [10, 11, 20, 21, 12]
+    assert sampled.mask_N.tolist() == [False, False, False, False, True]
+    assert sampled.advantages_N is not None
+    assert sampled.advantages_N.tolist() == [0, 0, 0, 0, -2]
+    assert sampled.sampler_logprobs_N is not None
+    assert sampled.sampler_logprobs_N.tolist() == [0, 0, 0, 0, -2.5]
+    supervised = to_datum(two_turns(), weights=0.5, without={1})
+    assert supervised.target_tokens_N.tolist() == [11, 20, 21]
+    assert supervised.weights_N is not None
+    assert supervised.weights_N.tolist() == [0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("signal", ["weights", "advantages"])
+@given(masked=with_masked_turns(), data=st.data())
+def test_masking_turns_changes_nothing_of_the_others(
+    signal: str, masked: tuple[Trajectory, frozenset[int]], data: st.DataObject
+) -> None:
+    trajectory, without = masked
+    some = st.floats(-2, 2, width=32).filter(bool)
+    per_turn = {signal: [data.draw(some) for _ in trajectory.turns]}
+    whole, part = to_datum(trajectory, **per_turn), to_datum(trajectory, **per_turn, without=without)
+    kept = [turn for turn in trajectory.turns if turn.index not in without]
+    at_N = np.flatnonzero(part.mask_N)
+    assert (at_N + 1).tolist() == [place for turn in kept for place in range(turn.start, turn.end)]
+    assert len(part) == kept[-1].end - 1
+    assert part.input_tokens_N.tolist() == whole.input_tokens_N[: len(part)].tolist()
+    assert part.target_tokens_N.tolist() == whole.target_tokens_N[: len(part)].tolist()
+    for before, after in zip(_trained_arrays(whole), _trained_arrays(part), strict=True):
+        assert after[at_N].tolist() == before[at_N].tolist()
+        assert not after[~part.mask_N].any()
+
+
+def _trained_arrays(datum: Datum) -> list[np.ndarray]:
+    return [datum.signal] if datum.sampler_logprobs_N is None else [datum.signal, datum.sampler_logprobs_N]
+
+
+@given(trajectories())
+def test_masking_no_turn_changes_nothing(trajectory: Trajectory) -> None:
+    assert to_datum(trajectory, advantages=1.0, without=()) == to_datum(trajectory, advantages=1.0)
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        ([2], "without: 2 is not accepted; accepted: indices of the 2 turns"),
+        ([-1], "without: -1 is not accepted; accepted: indices of the 2 turns"),
+        ([0, 1], "trained tokens: 0"),
+    ],
+)
+@pytest.mark.parametrize("signal", ["weights", "advantages"])
+def test_turns_that_are_not_there_and_masking_all_of_them_are_refused(
+    signal: str, without: list[int], message: str
+) -> None:
+    with pytest.raises(TrajectoryError, match=message):
+        to_datum(two_turns(), **{signal: 1.0}, without=without)
+
+
+def test_a_masked_demonstration_stands_in_the_way_of_no_advantage() -> None:
+    builder = TrajectoryBuilder(trajectory_id="t", agent="solver", environment="arithmetic", seed=7)
+    builder.observed([10])
+    builder.generated([20], [0], DEMONSTRATION, StopReason.STOP)
+    builder.rewarded(0.0)
+    builder.observed([11])
+    builder.generated([21], [-0.5], "adder@3", StopReason.STOP)
+    builder.rewarded(1.0)
+    trajectory = builder.terminate(EndReason.DONE)
+    assert to_datum(trajectory, advantages=1.0, without={0}).mask_N.tolist() == [False, False, True]
+    with pytest.raises(TrajectoryError, match=r"turns\[0\].version"):
+        to_datum(trajectory, advantages=1.0, without={1})
 
 
 @pytest.mark.parametrize(

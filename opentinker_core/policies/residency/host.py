@@ -160,6 +160,15 @@ class HostTier(Generic[T]):
             if entry := self._wait_until_free(key, self._deadline(timeout_s)):
                 self._discard(entry)
 
+    def forget(self, key: str, *, timeout_s: float | None = None) -> None:
+        """Drop the value in memory and remove what was written of it: the key has none any more.
+
+        Raises:
+            ResidencyError: somebody leased it until the deadline, or it cannot be removed.
+        """
+        self.drop(key, timeout_s=timeout_s)
+        self._backing.forget(key)
+
     def resident(self) -> list[str]:
         """What is in memory, whole or shrunk, the least recently used first."""
         with self._changed:

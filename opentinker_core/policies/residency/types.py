@@ -44,6 +44,10 @@ class Backing(ABC, Generic[T]):
         """Free the part of a saved value that `restore` can read again; False: there is no such part."""
         return False
 
+    def forget(self, key: str) -> None:
+        """Remove what `save` wrote, for good; nothing happens if there is nothing."""
+        return
+
     def restore(self, key: str, value: T) -> None:
         """Read what `shrink` freed back into `value`; if it raises, `value` stays shrunk."""
         return

@@ -39,6 +39,8 @@ CHECKS: tuple[Check, ...] = (
     scoring.check_logprobs,
     scoring.check_prompt_logprobs,
     scoring.check_top_logprobs,
+    scoring.check_scaled_logprobs,
+    scoring.check_prompt_questions,
     serving.check_versions_are_told_apart,
     serving.check_refuses,
     serving.check_refresh_again,

@@ -40,7 +40,7 @@ def check_shapes(subject: Subject) -> None:
 def check_seeds(subject: Subject) -> None:
     """A seed gives the same completion again, whatever seeds are asked for beside it; others give others."""
     same = Comparison(subject).same
-    seeds = (5, 6, 7, 8, 9, 10)
+    seeds = (5, 6, 7, 8)
     for version in (BASE, *serve(subject)):
         first = sample(subject, version, seeds=seeds)
         same(first, sample(subject, version, seeds=seeds), "equal requests have equal answers")

@@ -11,7 +11,8 @@ from opentinker_core.errors import UsageError
 from opentinker_core.sampling.protocol import SampledSequence, Sampler, SampleRequest, SamplingParams
 from opentinker_core.trajectories.types import Datum
 
-OPTIONAL = frozenset(("stop", "top_k", "top_p", "min_p", "prompt_logprobs", "top_logprobs"))
+_REQUESTS = ("prompt_logprobs", "top_logprobs", "scaled_logprobs", "about_prompt")
+OPTIONAL = frozenset(("stop", "top_k", "top_p", "min_p", *_REQUESTS))
 """Fields that a sampler may refuse, with a `UsageError` that names them."""
 
 Completions = list[SampledSequence]
@@ -129,7 +130,7 @@ def _request(
     seeds: tuple[int, ...],
     options: dict[str, Any],
 ) -> SampleRequest:
-    own = {name: value for name, value in options.items() if name in ("prompt_logprobs", "top_logprobs")}
+    own = {name: value for name, value in options.items() if name in _REQUESTS}
     params = {"max_tokens": 8} | {name: value for name, value in options.items() if name not in own}
     return SampleRequest(prompt or subject.prompts[0], SamplingParams(**params), version, seeds, **own)
 

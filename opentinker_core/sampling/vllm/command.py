@@ -1,7 +1,6 @@
 """The command line and the environment variables under which vLLM serves a base model for us."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +62,9 @@ def launch(
         # A prompt that is cut into chunks ends vLLM's engine on CPU if its request has a seed ("CPU Generator
         # does not use offset"), so prompts go in whole, and a step must have room for the longest.
         flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
+        # With a worker process of its own, vLLM's way unless told, the engine spins while it waits for the
+        # worker and takes a core from it: several times slower on two cores.
+        arguments["distributed-executor-backend"] = "uni"
         context = config.max_model_len or _context(source)
         arguments["max-num-batched-tokens"] = str(max(_LEAST_BATCHED_TOKENS, context))
     else:
@@ -91,12 +93,10 @@ def _environment(config: VLLMConfig, device: str, home: Path) -> dict[str, str]:
     }
     if device == "cpu":
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(config.cpu_kv_cache_gb)
-        threads = config.threads
-        if not threads and (config.endpoints > 1 or "OMP_NUM_THREADS" in os.environ):
-            threads = max(1, available_cores() // config.endpoints)
-        if threads:
-            # Else vLLM binds one thread to every core, and those of two servers would share them.
-            environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else it does not heed "uni"
+        threads = config.threads or max(1, available_cores() // config.endpoints)
+        # Else vLLM binds its threads to cores, which other servers and the trainer use too.
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
     elif ":" in device:
         environment["CUDA_VISIBLE_DEVICES"] = device.partition(":")[2]
     return environment

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from opentinker_core.errors import UsageError
+from opentinker_core.sampling.distribution import is_truncated
 from opentinker_core.sampling.protocol import SampledSequence, SampleRequest
 from opentinker_core.sampling.vllm.endpoint import EndpointError
 from opentinker_core.seeds import derive_seed
@@ -38,10 +39,16 @@ def check_request(request: SampleRequest, max_context: int) -> None:
             f"temperature: {request.params.temperature}, of which vLLM would make {_LEAST_TEMPERATURE}; "
             f"accepted: 0, or at least {_LEAST_TEMPERATURE}"
         )
-    if request.prompt_logprobs:
+    if request.prompt_logprobs or request.about_prompt is not None:
+        name = "prompt_logprobs" if request.prompt_logprobs else "about_prompt"
         raise UsageError(
-            "prompt_logprobs: vLLM's engine dies of them when adapters are on; "
-            "accepted: False, the trainer's `forward` scores prompts, or runtime.sampler: native"
+            f"{name}: vLLM's engine dies of prompts' logprobs when adapters are on; "
+            "accepted: none, the trainer's `forward` scores prompts, or runtime.sampler: native"
+        )
+    if request.scaled_logprobs and is_truncated(request.params) and request.params.temperature > 0:
+        raise UsageError(
+            "scaled_logprobs: vLLM gives logprobs of the distribution that is sampled from alone; "
+            "accepted: False, requests without top_p, top_k and min_p, or runtime.sampler: native"
         )
     if request.top_logprobs and not _is_plain(request):
         raise UsageError(
@@ -110,6 +117,7 @@ def to_sequence(request: SampleRequest, choice: dict[str, Any]) -> SampledSequen
         model_logprobs=logprobs_T if _is_plain(request) else None,
         top_tokens=top_tokens,
         top_logprobs=top_logprobs,
+        scaled_logprobs=logprobs_T if request.scaled_logprobs else None,
     )
 
 

@@ -123,8 +123,8 @@ class Up:
 
 
 @pytest.fixture(scope="session")
-def server(vllm_source: ModelSource) -> Iterator[Up]:
-    """The command with one server of `CONFIG`; with the command its processes are gone."""
+def starting(vllm_source: ModelSource) -> Iterator["subprocess.Popen[str]"]:
+    """The command with one server of `CONFIG`, which is not waited for; at its end its processes are gone."""
     options = {
         "port": free_port(),
         "max-loras": CONFIG.max_loras,
@@ -139,16 +139,21 @@ def server(vllm_source: ModelSource) -> Iterator[Up]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    said = process.stdout.readline()
-    assert said, "the command ended at once"
-    answer = json.loads(said)
-    up = Up(process, answer["urls"][0], Path(answer["logs"][0]))
-    yield up
-    family = up.family()
+    yield process
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.terminate()
     assert process.wait(30) == 0
     assert not any(member.is_running() for member in family)
+
+
+@pytest.fixture(scope="session")
+def server(starting: "subprocess.Popen[str]") -> Up:
+    """The command, once its server answers."""
+    assert starting.stdout is not None
+    said = starting.stdout.readline()
+    assert said, "the command ended at once"
+    answer = json.loads(said)
+    return Up(starting, answer["urls"][0], Path(answer["logs"][0]))
 
 
 def client(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from opentinker_core.config.schema import VLLMConfig
 from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.models.source import ModelSource, resolve
-from opentinker_core.sampling.protocol import BASE, SampleRequest, SamplingParams
+from opentinker_core.sampling.protocol import BASE, PromptQuestion, SampleRequest, SamplingParams
 from opentinker_core.sampling.vllm.command import served_name
 from opentinker_core.sampling.vllm.opening import open_sampler
 from opentinker_core.sampling.vllm.sampler import VLLMSampler
@@ -222,7 +222,12 @@ def test_a_missing_snapshot_leaves_the_old_version_serving(
         (SampleRequest(PROMPT, SamplingParams(45), BASE, (1,)), "max_tokens: 45.*at most 44"),
         (SampleRequest(PROMPT * 4, SamplingParams(1), BASE, (1,)), "prompt: 80 tokens"),
         (SampleRequest(PROMPT, SamplingParams(4), BASE, (1,), prompt_logprobs=True), "prompt_logprobs"),
+        (
+            SampleRequest(PROMPT, SamplingParams(4), BASE, (1,), about_prompt=PromptQuestion(1)),
+            "about_prompt",
+        ),
         (SampleRequest(PROMPT, SamplingParams(4, top_p=0.9), BASE, (1,), top_logprobs=2), "top_logprobs"),
+        (SampleRequest(PROMPT, SamplingParams(4, top_k=9), BASE, (1,), scaled_logprobs=True), "scaled_lo"),
         (SampleRequest(PROMPT, SamplingParams(4, temperature=0.001), BASE, (1,)), "temperature: 0.001"),
         (SampleRequest(PROMPT, SamplingParams(4), "p@9", (1,)), "'p@9' is not served"),
     ],

@@ -1,0 +1,1 @@
+"""Tools that agents call: the models' formats of calls, a calculator, and Python in a sandbox."""

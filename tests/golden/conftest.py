@@ -1,0 +1,13 @@
+"""One Prefect server for the runs of each file of this room."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import prefect_server
+
+
+@pytest.fixture(scope="module")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
+        yield url
