@@ -1,12 +1,15 @@
 import json
+import random
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from typing import Any
 
 import pytest
 
 from envs.conformance import assert_conforms, check_environment
 from envs.playing import Check
-from envs.protocol import Environment
+from envs.protocol import Environment, Split
 from opentinker_core.agents.tools.calculator import Calculator
 from opentinker_core.agents.tools.protocol import Deadline
 from tests.envs import broken
@@ -53,6 +56,17 @@ def test_a_fault_that_stands_alone_is_reported_alone() -> None:
     for fault in (broken.SharesItsState, broken.SplitsOverlap, broken.SeedsTheGlobalGenerator):
         report = check_environment(fault, new_process=False)
         assert [violation.check for violation in report.violations] == [FAULTS[fault]]
+
+
+def test_what_another_thread_draws_now_and_then_is_not_the_environments_fault() -> None:
+    draws = cycle([True, False])
+
+    def made(split: Split = "train") -> Environment:
+        with ThreadPoolExecutor(1) as another:
+            another.submit(random.random if next(draws) else int).result()
+        return broken.Right(split)
+
+    assert check_environment(made, new_process=False).ok
 
 
 def test_dependence_on_the_hash_seed_is_caught_in_a_new_process() -> None:
