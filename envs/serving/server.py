@@ -5,9 +5,8 @@ import contextlib
 import ipaddress
 import logging
 import resource
-import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from envs.serving.app import Interface
 from envs.serving.config import ServerConfig
 from envs.serving.keys import Keys
 from envs.serving.metrics import Metrics
+from envs.serving.process import Uvicorn, listen, on_stop, url, web_config
 from envs.serving.sessions import Sessions
 
 _LOG = logging.getLogger(__name__)
@@ -66,9 +66,9 @@ async def _serve(config: ServerConfig, listener: socket.socket, announce: Callab
     metrics = Metrics()
     sessions = Sessions(config, metrics)
     interface = Interface(config, sessions, metrics)
-    server = _Uvicorn(_web_config(config, interface))
+    server = Uvicorn(_web_config(config, interface))
     stop = asyncio.Event()
-    with _told_to_stop(stop):
+    with on_stop(stop.set):
         await sessions.start()
         try:
             await sessions.check(config.environments)
@@ -76,7 +76,8 @@ async def _serve(config: ServerConfig, listener: socket.socket, announce: Callab
             while not server.started and not serving.done():
                 await asyncio.sleep(0.01)
             if not serving.done():
-                announce(Started(_url(config, listener), tuple(sessions.shards.pids)))
+                here = url(config.host, listener.getsockname()[1], secure=config.tls_certificate is not None)
+                announce(Started(here, tuple(sessions.shards.pids)))
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
@@ -89,56 +90,33 @@ async def _serve(config: ServerConfig, listener: socket.socket, announce: Callab
 
 def _listen(config: ServerConfig) -> socket.socket:
     try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return listen(config.host, config.port, _give_up_stuck_clients, backlog=1024)
     except OSError as error:
-        raise ValueError(
-            f"host: {config.host!r:.100}: {error.strerror}; accepted: an address of this machine"
-        ) from error
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit these
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_S * 1000)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _STUCK_S)
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
         raise ValueError(
             f"port: {config.port} cannot be listened on at {config.host} ({error.strerror}); "
             "accepted: a free port of an address of this machine"
         ) from error
-    return listener
+
+
+def _give_up_stuck_clients(listener: socket.socket) -> None:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_S * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _STUCK_S)
 
 
 def _web_config(config: ServerConfig, interface: Interface) -> uvicorn.Config:
-    files: dict[str, Any] = {}
-    if config.tls_certificate is not None:
-        files = {"ssl_certfile": config.tls_certificate, "ssl_keyfile": config.tls_key}
-        files["ssl_keyfile_password"] = "-"  # noqa: S105 - none: OpenSSL would ask on the terminal
-    web = uvicorn.Config(
+    return web_config(
         interface.app(),
+        "tls_certificate",
+        config.tls_certificate,
+        config.tls_key,
         http=_Impatient,
         ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=config.idle_s,  # type: ignore[arg-type] # it may be a fraction,
+        timeout_keep_alive=config.idle_s,
         timeout_graceful_shutdown=_CLOSING_S,
         limit_concurrency=_MOST_CONNECTIONS,
-        **files,
     )
-    try:
-        web.load()
-    except OSError as error:  # of OpenSSL, too
-        raise ValueError(
-            f"tls_certificate: {config.tls_certificate} and {config.tls_key}: {error.strerror or error}; "
-            "accepted: a PEM certificate and its private key, without a password"
-        ) from error
-    return web
 
 
 class _Impatient(HttpToolsProtocol):
@@ -162,36 +140,9 @@ class _Impatient(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_at(until, self.timeout_keep_alive_handler)
 
 
-class _Uvicorn(uvicorn.Server):
-    """Leaves signals to us."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@contextlib.contextmanager
-def _told_to_stop(stop: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-
-
 def _allow_descriptors() -> None:
     """As many open connections as the system lets this process have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * _MOST_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 2 * _MOST_CONNECTIONS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _url(config: ServerConfig, listener: socket.socket) -> str:
-    port = listener.getsockname()[1]
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(config.host, config.host)  # noqa: S104
-    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"{'https' if config.tls_certificate else 'http'}://{host}:{port}"

@@ -7,18 +7,18 @@ import fcntl
 import ipaddress
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
+from envs.serving import process
 from opentinker_core.config.serving import ServeConfig
 from opentinker_core.config.settings import Settings
 from opentinker_core.errors import OpenTinkerError, UsageError
@@ -85,15 +85,16 @@ async def _serve(
     service = Service(config, settings)
     app = entrance.app = make_app(service)
     async with app.router.lifespan_context(app):
-        server = _Uvicorn(web)
+        server = process.Uvicorn(web)
         key = app.state.keys.create(settings.tenant, FIRST_KEY, Role.ADMIN)[0] if needs_key else None
-        stop, hurry = asyncio.Event(), asyncio.Event()
-        with _told_to_stop(stop, hurry):
+        stop, hurry = asyncio.Event(), asyncio.Event()  # set by the first signal, and by another one
+        with process.on_stop(lambda: (hurry if stop.is_set() else stop).set()):
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 await _until_started(server, serving)
                 names = tuple(model.name for model in service.models())
-                announce(Started(_url(config), names, settings.tenant, key))
+                url = process.url(config.host, config.port, secure=config.tls is not None)
+                announce(Started(url, names, settings.tenant, key))
                 stopped = asyncio.create_task(stop.wait())
                 await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 stopped.cancel()
@@ -124,7 +125,7 @@ def _running(app: FastAPI, service: "Service") -> int:
     return app.state.gate.busy + service.quotas.running + service.futures.pending
 
 
-async def _until_started(server: "_Uvicorn", serving: "asyncio.Task[None]") -> None:
+async def _until_started(server: uvicorn.Server, serving: "asyncio.Task[None]") -> None:
     while not server.started:
         if serving.done():
             serving.result()
@@ -141,61 +142,25 @@ class _Entrance:
         await self.app(scope, receive, send)
 
 
-class _Uvicorn(uvicorn.Server):
-    """Leaves signals to us."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@contextlib.contextmanager
-def _told_to_stop(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
-    """The first SIGTERM or SIGINT sets `stop`, another one `hurry`."""
-    loop = asyncio.get_running_loop()
-
-    def told() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-
-
 def _web_config(config: ServeConfig, app: "_Entrance") -> uvicorn.Config:
     """uvicorn's settings, its certificate read."""
-    files: dict[str, Any] = {}
-    if config.tls is not None:
-        for name in ("certificate", "key"):
-            _check_readable(f"tls.{name}", getattr(config.tls, name))
-        # An encrypted key is refused by the wrong password; without one, OpenSSL would ask on the terminal.
-        files = {"ssl_certfile": config.tls.certificate, "ssl_keyfile": config.tls.key}
-        files["ssl_keyfile_password"] = "-"  # noqa: S105 - no password
-    web = uvicorn.Config(
-        app,
-        host=config.host,
-        port=config.port,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_CLOSING_S,
-        **files,
-    )
+    tls = config.tls
+    if tls is not None:
+        _check_readable("tls.certificate", tls.certificate)
+        _check_readable("tls.key", tls.key)
     try:
-        web.load()
-    except OSError as error:  # of OpenSSL, too
-        reason = error.strerror or str(error)
-        raise UsageError(
-            f"tls: {config.tls and config.tls.certificate} and {config.tls and config.tls.key}: {reason}; "
-            "accepted: a PEM certificate and its private key, without a password"
-        ) from error
-    return web
+        return process.web_config(
+            app,
+            "tls",
+            tls.certificate if tls else None,
+            tls.key if tls else None,
+            host=config.host,
+            port=config.port,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_CLOSING_S,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _check_readable(field: str, path: Path) -> None:
@@ -212,27 +177,17 @@ def listen(config: ServeConfig) -> socket.socket:
     Raises:
         UsageError: it cannot be listened on.
     """
+    limit_s = config.limits.answer_timeout_s
     try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return process.listen(config.host, config.port, lambda one: _give_up_stuck_clients(one, limit_s))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     except OSError as error:
-        raise UsageError(
-            f"host: {config.host!r:.100}: {error.strerror}; accepted: an address of this machine"
-        ) from error
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _give_up_stuck_clients(listener, config.limits.answer_timeout_s)
-        listener.bind(address)
-        listener.listen()
-    except OSError as error:
-        listener.close()
         field, value = ("host", config.host) if error.errno == errno.EADDRNOTAVAIL else ("port", config.port)
         raise UsageError(
             f"{field}: {value} cannot be listened on at {config.host}:{config.port} ({error.strerror}); "
             "accepted: a free port of an address of this machine, such as port=8001"
         ) from error
-    return listener
 
 
 def _give_up_stuck_clients(listener: socket.socket, seconds: float) -> None:
@@ -278,9 +233,3 @@ def _needs_first_key(config: ServeConfig, settings: Settings, listener: socket.s
             "opentinker keys create NAME --role admin"
         )
     return True
-
-
-def _url(config: ServeConfig) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(config.host, config.host)  # noqa: S104
-    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"{'https' if config.tls else 'http'}://{host}:{config.port}"

@@ -33,6 +33,7 @@ KEY = "the-key-of-this-test"
         (["no.where:Game"], "environment: 'no.where:Game': No module named 'no'"),
         (["arithmetic", "--port", "70000"], "port: 70000 is not accepted; accepted: 0 to 65535"),
         (["arithmetic", "--host", "nowhere.invalid"], "host: 'nowhere.invalid'"),
+        (["arithmetic", "--host", "a" * 70], f"host: '{'a' * 70}'"),
         (["arithmetic", "--shards", "0"], "shards: 0 is not accepted; accepted: 1 to 256"),
         (["arithmetic", "--lease-s", "nan"], "lease_s: nan is not accepted"),
         (["arithmetic", "--max-sessions", "0"], "max_sessions: 0 is not accepted"),
