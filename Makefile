@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+RERUNS ?= 1
+AGAIN := --reruns $(RERUNS) --max-suite-reruns 5 --rerun-show-tracebacks
 STAMP := $(VENV)/.installed
 
 .PHONY: setup quickstart test fuzz lint format clean
@@ -20,8 +22,8 @@ quickstart: setup  ## Train SmolLM2-135M with RL on the embedded defaults
 	$(BIN)/opentinker train deployments/configs/quickstart.yaml
 
 test: setup lint  ## Lint, types, import direction, all tests; those with vLLM alone, for their memory
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not vllm'; others=$$?; \
-	$(BIN)/python -m pytest -m vllm tests/sampling/vllm && exit $$others
+	$(BIN)/python -m pytest $(AGAIN) -n $(WORKERS) -m 'not vllm'; others=$$?; \
+	$(BIN)/python -m pytest $(AGAIN) -m vllm tests/sampling/vllm && exit $$others
 
 fuzz: setup  ## 10,000 wrong requests against a live server (CASES, SEED)
 	OPENTINKER_FUZZ_CASES=$(or $(CASES),10000) OPENTINKER_FUZZ_SEED=$(or $(SEED),5) \
