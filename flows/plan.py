@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from opentinker_core.agents.making import check_environments
-from opentinker_core.config.loading import apply_override, load_config, validate_config
+from opentinker_core.config.loading import load_config, validate_config
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.config.settings import Settings
 from opentinker_core.errors import UsageError
@@ -125,10 +125,7 @@ def evaluation_config(
     version = catalog.version(subject)
     if version.run_id is None:
         raise UsageError(needed)
-    data = catalog.run(version.run_id).config
-    for override in overrides:
-        apply_override(data, override)
-    return validate_config(data, f"config of run {version.run_id}", overrides)
+    return validate_config(catalog.run(version.run_id).config, f"config of run {version.run_id}", overrides)
 
 
 def show(configs: Sequence[TrainConfig], settings: Settings, *, as_json: bool) -> None:

@@ -12,18 +12,13 @@ from opentinker_core.agents.coordination.protocol import CoordinationProtocol
 from opentinker_core.config.common import Frozen, Name
 from opentinker_core.config.league import OpponentConfig
 from opentinker_core.config.schema import (
-    CanaryConfig,
     EnvironmentConfig,
-    EpisodesConfig,
-    EvaluationConfig,
     JointPart,
     LoRAConfig,
     PolicyConfig,
-    RecordConfig,
     RLPhase,
-    RuntimeConfig,
+    RunConfig,
     SFTPhase,
-    ToolsConfig,
     TrainConfig,
 )
 from opentinker_core.errors import UsageError
@@ -49,28 +44,17 @@ class MemberConfig(Frozen):
     reward says how it does against, or with, the others as they are."""
 
 
-class AgentsConfig(Frozen):
+class AgentsConfig(RunConfig):
     """A joint run."""
 
-    name: Name
-    seed: Annotated[int, Field(ge=0)] = 0
     base_model: str = "smollm2-135m"
     lora: LoRAConfig = LoRAConfig()
     policies: dict[Name, MemberConfig] = Field(min_length=1)
     """The policies that are trained, by name."""
     opponents: dict[Name, OpponentConfig] = Field(default_factory=dict)
     """Policies that play and are not trained: versions that stay, or past ones of those that are."""
-    environment: EnvironmentConfig
     protocol: CoordinationProtocol
     """Which agent plays with which policy, in which order, and what becomes of the dead."""
-    tools: ToolsConfig | None = None
-    episodes: EpisodesConfig = EpisodesConfig()
-    sft: SFTPhase | None = None
-    rl: RLPhase | None = None
-    evaluation: EvaluationConfig = EvaluationConfig()
-    runtime: RuntimeConfig = RuntimeConfig()
-    canary: CanaryConfig = CanaryConfig()
-    record: RecordConfig = RecordConfig()
     check_every: PositiveInt = 1
     """Steps between checks of the coordinator's log; a violation stops the run."""
 
@@ -120,26 +104,15 @@ class AgentsConfig(Frozen):
         return {name: self._member(name, own, part) for name, own in self.policies.items()}
 
     def _member(self, name: str, own: MemberConfig, part: JointPart) -> TrainConfig:
-        evaluation = self.evaluation
+        values = {field: getattr(self, field) for field in RunConfig.model_fields}
+        values["name"] = f"{self.name}.{name}"
+        values["sft"], values["rl"] = own.sft or self.sft, own.rl or self.rl
         if own.evaluate_in is not None:
-            evaluation = evaluation.model_copy(update={"environment": own.evaluate_in})
-        return TrainConfig(
-            name=f"{self.name}.{name}",
-            seed=self.seed,
-            policy=PolicyConfig(
-                name=name, base_model=self.base_model, lora=own.lora or self.lora, start=own.start
-            ),
-            environment=self.environment,
-            tools=self.tools,
-            episodes=self.episodes,
-            sft=own.sft or self.sft,
-            rl=own.rl or self.rl,
-            evaluation=evaluation,
-            runtime=self.runtime,
-            canary=self.canary,
-            record=self.record,
-            joint=part,
+            values["evaluation"] = self.evaluation.model_copy(update={"environment": own.evaluate_in})
+        policy = PolicyConfig(
+            name=name, base_model=self.base_model, lora=own.lora or self.lora, start=own.start
         )
+        return TrainConfig(**values, policy=policy, joint=part)
 
 
 def check_member_name(joint: str, policy: str) -> None:

@@ -64,8 +64,6 @@ def load(path: Path | str | None, overrides: Sequence[str], schema: type[Config]
         UsageError: names the file or override, the field, the value and what is accepted.
     """
     data = {} if path is None else read_mapping(Path(path), schema)
-    for override in overrides:
-        apply_override(data, override)
     return validate(data, schema, "config" if path is None else str(path), overrides)
 
 
@@ -117,18 +115,20 @@ def apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def validate_config(data: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Check `data` against the schema of training configs; see `validate`."""
+    """As `validate`, for training configs."""
     return validate(data, TrainConfig, source, overrides)
 
 
 def validate(
     data: dict[str, Any], schema: type[Config], source: str, overrides: Sequence[str] = ()
 ) -> Config:
-    """Check `data` against a schema.
+    """Apply overrides to `data`, in place, and check it against a schema.
 
     Raises:
-        UsageError: one line a wrong field.
+        UsageError: a wrong override, or one line a wrong field.
     """
+    for override in overrides:
+        apply_override(data, override)
     try:
         return schema.model_validate(data)
     except ValidationError as error:

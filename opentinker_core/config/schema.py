@@ -364,12 +364,11 @@ class CanaryConfig(Frozen):
     differences, and cost more."""
 
 
-class TrainConfig(Frozen):
-    """One training run of one policy."""
+class RunConfig(Frozen):
+    """What a training run of one policy and a joint run of several both have."""
 
     name: Name
     seed: Annotated[int, Field(ge=0)] = 0
-    policy: PolicyConfig
     environment: EnvironmentConfig
     tools: ToolsConfig | None = None
     """What the agent can call while it answers (docs/tools.md)."""
@@ -380,6 +379,12 @@ class TrainConfig(Frozen):
     runtime: RuntimeConfig = RuntimeConfig()
     canary: CanaryConfig = CanaryConfig()
     record: RecordConfig = RecordConfig()
+
+
+class TrainConfig(RunConfig):
+    """One training run of one policy."""
+
+    policy: PolicyConfig
     joint: JointPart | None = None
     """Of a policy that is trained together with others in one environment; `train` fills it in."""
 
