@@ -5,12 +5,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import monotonic
 
 from opentinker_core.errors import OpenTinkerError
 from opentinker_core.sampling.protocol import SampledSequence, Sampler, SampleRequest, SamplingParams
 
 _LINGER_S = 0.02
-"""How long a request waits for those of episodes that are busy elsewhere."""
+"""How long a request waits at least for those of episodes that are busy elsewhere."""
+_LINGER_SHARE = 0.25
+"""How long it waits, as a share of what the last call took: a larger call saves more than that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +33,8 @@ class _Asked:
 class Broker:
     """Used within one event loop. Which requests share a call changes the speed, and no token.
 
-    A call is made when every episode waits for tokens, or the first request has waited for some
-    milliseconds; it does not wait for calls that run. The sampler is called in threads of its own.
+    A call is made when every episode waits for tokens, or the first request has waited for a little;
+    it does not wait for calls that run. The sampler is called in threads of its own.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -42,6 +45,8 @@ class Broker:
         """By episode: requests that are not answered."""
         self._busy = 0
         """Episodes that wait for no answer, and may ask."""
+        self._call_s = 0.0
+        """What the last call took."""
 
     @contextmanager
     def playing(self, episode: str) -> Iterator[None]:
@@ -84,7 +89,7 @@ class Broker:
                 self._timer.cancel()
             self._timer = loop.call_soon(self._call)
         elif self._timer is None:
-            self._timer = loop.call_later(_LINGER_S, self._call)
+            self._timer = loop.call_later(max(_LINGER_S, _LINGER_SHARE * self._call_s), self._call)
 
     def _call(self) -> None:
         asked = [one for one in self._waiting if not one.answer.done()]
@@ -104,10 +109,12 @@ class Broker:
             )
             for group in groups.values()
         ]
+        began = monotonic()
         try:
             answers, error = self._sampler.sample(requests), None
         except BaseException as raised:  # noqa: BLE001 - it is raised again where it is waited for
             answers, error = [], raised
+        self._call_s = monotonic() - began
         settled = [one for group in groups.values() for one in group]
         found = [sequence for sequences in answers for sequence in sequences]
         if error is None and len(found) != len(settled):

@@ -1,7 +1,7 @@
 """Observations to tokens, tokens to actions. What was recorded is never rendered or encoded again."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _END_OF_CALL = "<|eom_id|>"
 """With what Llama 3 may end a turn whose calls it wants answered."""
+_TEXTS = 128
+"""Whose tokens are kept: the members of a group are shown the same, one after the other."""
 
 
 class Renderer:
@@ -38,6 +40,7 @@ class Renderer:
             raise UsageError("render: the base model has no chat template; accepted: plain")
         self._tokenizer, self._wire = tokenizer, wire
         self._template = ChatTemplate(tokenizer, wire) if mode == "chat" else None
+        self._tokens = lru_cache(_TEXTS)(self._tokenized)
         if not self.stop_token_ids:
             raise UsageError("base_model: the tokenizer has no end-of-sequence token")
 
@@ -136,7 +139,10 @@ class Renderer:
     def _encode(self, text: str) -> list[int]:
         if any("\ud800" <= character <= "\udfff" for character in text):  # bytes that were not UTF-8
             raise UsageError(f"text: {text!r:.80} holds a lone surrogate; accepted: text that UTF-8 can hold")
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self._tokens(text))
+
+    def _tokenized(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _decode(self, ids: list[int]) -> str:
         text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -97,7 +97,6 @@ class Hasty(Stepper):
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
         self._hasty = Stepper(SOON_S)
-        self._hasty._one_by_one = self._one_by_one
 
     async def call(self, method: Callable[[Any], T], argument: Any, of: object = None) -> T:
         subject = getattr(method, "__self__", None) if of is None else of

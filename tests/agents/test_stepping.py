@@ -80,6 +80,16 @@ def test_those_that_wait_elsewhere_overlap_as_many_as_may() -> None:
 
     assert sorted(asyncio.run(main(4))) == sorted(2 * [0, 1, 2, 3])
 
+    async def after_one() -> list[int]:
+        stepper = Stepper(PATIENCE_S, 4)
+        assert await stepper.call(abs, -1, of=Meeting()) == 1  # its thread waits for more
+        try:
+            return await asyncio.gather(*(stepper.call(Meeting().step, None) for _ in range(4)))
+        finally:
+            stepper.close()
+
+    assert sorted(asyncio.run(after_one())) == [0, 1, 2, 3]
+
     class Crowd(Counting):
         concurrent = True
 
@@ -126,6 +136,56 @@ def test_what_takes_too_long_is_given_up_and_others_go_on() -> None:
     asyncio.run(main())
     wait_until(lambda: len(threads() - before) == 1, "the end of all threads but the wedged one")
     release.set()  # its loop is closed by now: the thread ends all the same
+
+
+def test_each_call_has_its_own_time_whatever_was_before_it() -> None:
+    release = threading.Event()
+    done: list[str] = []
+
+    def step(name: str) -> str:
+        if name == "wedged":
+            release.wait(PATIENCE_S)
+        done.append(name)
+        return name
+
+    async def main() -> list[str | BaseException]:
+        stepper = Stepper(SOON_S)
+        names = ["a", "wedged", "b", "wedged", "c"]
+        found = await asyncio.gather(*(stepper.call(step, name) for name in names), return_exceptions=True)
+        stepper.close()
+        return found
+
+    a, first, b, second, c = asyncio.run(main())
+    assert (a, b, c) == ("a", "b", "c")
+    assert isinstance(first, TimeoutError)
+    assert isinstance(second, TimeoutError)
+    assert done == ["a", "b", "c"]
+    release.set()
+
+
+def test_what_is_cancelled_before_its_turn_is_never_called() -> None:
+    entered, release = threading.Event(), threading.Event()
+    called: list[int] = []
+
+    def wait(argument: Any) -> None:
+        entered.set()
+        assert release.wait(PATIENCE_S)
+
+    async def main() -> None:
+        stepper = Stepper(PATIENCE_S)
+        first = asyncio.create_task(stepper.call(wait, None))
+        await asyncio.to_thread(entered.wait, PATIENCE_S)
+        second, third = (asyncio.create_task(stepper.call(called.append, number)) for number in (2, 3))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        release.set()
+        await asyncio.gather(first, third)
+        stepper.close()
+
+    asyncio.run(main())
+    assert called == [3]
 
 
 def test_threads_are_used_again_and_end_with_the_stepper() -> None:
