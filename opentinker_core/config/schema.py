@@ -4,6 +4,7 @@ A training config has up to two phases, `sft` and `rl`; which of them are presen
 run does (SFT, RL, or SFT and then RL of the same policy).
 """
 
+import math
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar
@@ -117,6 +118,36 @@ class OptimizerConfig(Frozen):
     """0: no clipping."""
 
 
+class PhaseOptimizerConfig(OptimizerConfig):
+    """The optimizer of a phase, whose learning rate may change from step to step."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: keep the rate, or lower it towards 0 at the end of the phase, along a line or half
+    a cosine (Loshchilov and Hutter, arXiv:1608.03983)."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which the rate rises to `learning_rate` along a line."""
+
+    def at(self, step: int, steps: int) -> OptimizerConfig:
+        """The optimizer of `step` of a phase of `steps`, counted from 1; its rate is above 0."""
+        share = step / self.warmup_steps if step <= self.warmup_steps else self._kept(step, steps)
+        fixed = {name: getattr(self, name) for name in OptimizerConfig.model_fields}
+        return OptimizerConfig(**fixed | {"learning_rate": self.learning_rate * share})
+
+    def _kept(self, step: int, steps: int) -> float:
+        """The share of the rate at a step after the warm-up."""
+        past = (step - self.warmup_steps - 1) / (steps - self.warmup_steps)
+        if self.schedule == "linear":
+            return 1 - past
+        return (1 + math.cos(math.pi * past)) / 2 if self.schedule == "cosine" else 1.0
+
+    def within(self, steps: int) -> None:
+        """Raise `ValueError` if the warm-up takes the whole of a phase of `steps`."""
+        if self.warmup_steps >= steps:
+            raise ValueError(
+                f"optimizer.warmup_steps is {self.warmup_steps}; accepted: below the phase's {steps} steps"
+            )
+
+
 class Normalizer(StrEnum):
     """The one divisor of a summed loss, computed over the global batch."""
 
@@ -207,10 +238,15 @@ class SFTPhase(Frozen):
     JSONL file with `prompt` and `completion` strings."""
     examples: PositiveInt = 256
     """Demonstrations made of the environment; with a file, all of its lines are used."""
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: PhaseOptimizerConfig = PhaseOptimizerConfig()
     normalizer: Normalizer = Normalizer.TOKENS
     publish_every: PositiveInt = 25
     """Steps between published versions; a killed run goes on from the last."""
+
+    @model_validator(mode="after")
+    def _warms_up(self) -> "SFTPhase":
+        self.optimizer.within(self.steps)
+        return self
 
 
 class RLPhase(Frozen):
@@ -224,7 +260,7 @@ class RLPhase(Frozen):
     credit: CreditConfig = CreditConfig()
     """How the rewards of turns become advantages (docs/credit.md)."""
     objective: ObjectiveConfig = ObjectiveConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: PhaseOptimizerConfig = PhaseOptimizerConfig()
     max_turns: PositiveInt = 8
     shuffle_rewards: bool = False
     """Negative control: permute the rewards of each step's episodes; nothing should be learned."""
@@ -233,6 +269,7 @@ class RLPhase(Frozen):
     def _samples(self) -> "RLPhase":
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0 (greedy); accepted: above 0, RL learns from samples")
+        self.optimizer.within(self.steps)
         return self
 
 

@@ -20,6 +20,7 @@ from opentinker_core.agents.making import check_environments
 from opentinker_core.config.schema import (
     CorrectionKind,
     CorrectionLevel,
+    OptimizerConfig,
     RLPhase,
     SamplingConfig,
     SFTPhase,
@@ -140,7 +141,7 @@ class RunSession:
         )
         metrics |= result.metrics
         metrics |= self._agreement.of_update(result.logprobs, batch.datums, self.version.ref)
-        return metrics | self.engine.trainer.optim_step(self.run.run_id, phase.optimizer)
+        return metrics | self._optim_step(phase.optimizer.at(step - self.sft_steps, phase.steps))
 
     def sft(
         self, start: int, stop: int, report: Callable[[int, float], None] = lambda *_: None
@@ -171,9 +172,13 @@ class RunSession:
             batch = [datums[row] for row in rows]
             scales = token_scales(phase.normalizer, batch, max(len(datum) for datum in batch))
             result = self.engine.trainer.forward_backward(self.run.run_id, batch, cross_entropy, scales)
-            metrics = result.metrics | self.engine.trainer.optim_step(self.run.run_id, phase.optimizer)
+            metrics = result.metrics | self._optim_step(phase.optimizer.at(step, phase.steps))
             report(step, result.loss)
         return metrics | self._agreement.metrics
+
+    def _optim_step(self, optimizer: OptimizerConfig) -> dict[str, float]:
+        metrics = self.engine.trainer.optim_step(self.run.run_id, optimizer)
+        return metrics | {"learning_rate": optimizer.learning_rate}
 
     def demonstrations(self) -> TrajectorySet:
         """The demonstrations of the SFT phase, one set for all of its steps; stored once."""

@@ -54,6 +54,16 @@ def test_the_same_config_gives_the_same_tokens_losses_and_snapshots(
     assert _outcome(train(tmp_path, small_config())) == _outcome(finished)
 
 
+def test_each_phase_has_its_own_schedule_of_the_learning_rate(tmp_path: Path) -> None:
+    plain = small_config().model_dump(mode="json")
+    plain["sft"]["optimizer"] |= {"warmup_steps": 5}
+    plain["rl"]["optimizer"] |= {"schedule": "linear"}
+    session = train(tmp_path, TrainConfig.model_validate(plain))
+    _, *versions = session.workspace.catalog.run_versions(session.run.run_id)
+    rates = [version.metrics["learning_rate"] for version in versions]
+    assert rates == pytest.approx([2e-2 * 4 / 5, 2e-2, 1e-3, 1e-3 * 2 / 3, 1e-3 / 3])
+
+
 def test_another_seed_gives_others(finished: RunSession, tmp_path: Path) -> None:
     assert _outcome(train(tmp_path, small_config(seed=1)))[0] != _outcome(finished)[0]
 
