@@ -218,14 +218,21 @@ class CorrectionConfig(Frozen):
 
 
 class ObjectiveConfig(Frozen):
-    """The RL loss: `importance_sampling` or `ppo`, with the KL penalty to the base model."""
+    """The RL loss: `importance_sampling` or `ppo`, with the KL penalty to a reference policy."""
 
     name: Literal["importance_sampling", "ppo"] = "ppo"
     clip_low: NonNegativeFloat = 0.2
     clip_high: NonNegativeFloat = 0.28
     correction: CorrectionConfig = CorrectionConfig()
     kl_coefficient: NonNegativeFloat = 0.0
+    kl_reference: Literal["base", "start"] = "base"
+    """Whom the penalty draws towards: the base model, or the version that the RL phase began with."""
     normalizer: Normalizer = Normalizer.TOKENS
+
+    @property
+    def needs_start(self) -> bool:
+        """Whether the version that the RL phase began with is needed until its end."""
+        return self.kl_coefficient > 0 and self.kl_reference == "start"
 
 
 class SFTPhase(Frozen):

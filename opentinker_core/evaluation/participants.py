@@ -68,7 +68,7 @@ class Participant:
             datums,
             rl_objective(self.objective) if self.objective else cross_entropy,
             token_scales(self.normalizer, datums, self.data.completion),
-            with_reference=self.objective is not None and self.objective.kl_coefficient > 0,
+            base_logprobs(datums) if self.objective and self.objective.kl_coefficient else None,
         )
 
     def _datums(self, generator: np.random.Generator, vocabulary: int) -> list[Datum]:

@@ -1,4 +1,4 @@
-"""The RL loss of a config: its objective plus the KL penalty to the base model."""
+"""The RL loss of a config: its objective plus the KL penalty to the reference policy."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""KL penalty to a reference policy (the base model: the adapter switched off)."""
+"""KL penalty to a reference policy: the base model (the adapter switched off), or another version."""
 
 from torch import Tensor
 

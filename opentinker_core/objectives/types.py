@@ -40,7 +40,7 @@ class SignalBatch:
     advantages_M: Tensor | None = None
     sampler_logprobs_M: Tensor | None = None
     reference_logprobs_M: Tensor | None = None
-    """Logprobs under the base model, where a KL penalty is asked for."""
+    """Logprobs under the reference policy, where a KL penalty is asked for."""
     old_logprobs_M: Tensor | None = None
     """Logprobs of the policy when the update on these datums began; None: it begins with this pass."""
     sequence_M: np.ndarray | None = None

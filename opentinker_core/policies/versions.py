@@ -237,10 +237,11 @@ class VersionRecords(TenantScope):
             self._insert(session, row, sampler, source.checkpoint, source, PUBLISHED_ALIASES)
             return row.value()
 
-    def prune_checkpoints(self, run_id: str, keep: int) -> list[Snapshot]:
+    def prune_checkpoints(self, run_id: str, keep: int, needed: int | None = None) -> list[Snapshot]:
         """Forget the checkpoints of a run that nobody needs; the newest `keep` are kept.
 
-        Needed are those of a version with an alias, and those that another version (a fork) shares.
+        Needed are those of the version of step `needed`, if it is given, those of a version with an alias,
+        and those that another version (a fork) shares.
 
         Returns:
             What was forgotten, oldest first. Delete the files after this took effect: a crash in between
@@ -254,7 +255,7 @@ class VersionRecords(TenantScope):
             raise UsageError(f"keep: {keep}; accepted: 1 or more")
         with self._write() as session:
             self._check_run(session, run_id)
-            rows = session.scalars(_prunable(keep), {"run_id": run_id}).all()
+            rows = session.scalars(_prunable(keep, needed), {"run_id": run_id}).all()
             forgotten = [row.checkpoint for row in rows if row.checkpoint is not None]
             for row in rows:
                 row.checkpoint_uri = None
@@ -365,7 +366,7 @@ def _check_same(row: VersionRow, sampler: Snapshot, checkpoint: Snapshot | None)
 
 
 @cache
-def _prunable(keep: int) -> Select[VersionRow]:
+def _prunable(keep: int, needed: int | None) -> Select[VersionRow]:
     """The versions of the run `:run_id` whose checkpoint is neither among its newest `keep` nor needed."""
     has_checkpoint = (VersionRow.run_id == bindparam("run_id"), VersionRow.checkpoint_uri.is_not(None))
     newest = select(VersionRow.number).where(*has_checkpoint).order_by(VersionRow.number.desc())
@@ -375,4 +376,6 @@ def _prunable(keep: int) -> Select[VersionRow]:
     itself = (other.policy_id == VersionRow.policy_id) & (other.number == VersionRow.number)
     shared = exists().where(other.checkpoint_uri == VersionRow.checkpoint_uri, ~itself)
     query = select(VersionRow).where(*has_checkpoint, VersionRow.number < oldest_kept, ~named, ~shared)
+    if needed is not None:
+        query = query.where(VersionRow.step != needed)
     return query.order_by(VersionRow.number)

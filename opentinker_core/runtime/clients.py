@@ -57,18 +57,17 @@ class TrainerClient:
         objective: Objective,
         scales: Sequence[np.ndarray],
         *,
-        with_reference: bool = False,
+        reference_logprobs: Sequence[np.ndarray] | None = None,
         old_logprobs: Sequence[np.ndarray] | None = None,
     ) -> ForwardBackward:
         """See `Trainer.forward_backward`."""
-        batch = PolicyBatch(policy, datums, objective, scales, with_reference, old_logprobs)
-        passes = 2 if with_reference else 1
+        batch = PolicyBatch(policy, datums, objective, scales, reference_logprobs, old_logprobs)
         operation = Operation[ForwardBackward](
             Kind.FORWARD_BACKWARD,
             self._tenant,
             policy,
             batch,
-            tokens=passes * _tokens(datums),
+            tokens=_tokens(datums),
             size_bytes=_size(datums),
         )
         return self._scheduler.call(operation)

@@ -27,6 +27,7 @@ class PolicyStates:
         self._trainer = engine.trainer
         self._attempt, self._forget = engine.attempt, engine.forget
         self._resident: str | None = None
+        self._has_reference = False
         self._reserved: tuple[int, int] | None = None
         """The last step for which a number was reserved, and the number."""
 
@@ -53,10 +54,7 @@ class PolicyStates:
         """
         if self.holds(version):
             return
-        if version.checkpoint is None:
-            raise UsageError(f"{version.ref}: its checkpoint was pruned; the run cannot go on from it")
-        directory = self._workspace.snapshots.fetch(version.checkpoint.uri, version.checkpoint.digest)
-        self._trainer.load_checkpoint(self._run.run_id, directory)
+        self._trainer.load_checkpoint(self._run.run_id, self._fetch(version))
         self._resident = version.ref
 
     def holds(self, version: PolicyVersion) -> bool:
@@ -66,6 +64,30 @@ class PolicyStates:
     def touched(self) -> None:
         """Say that the trainer's state is about to leave the restored version."""
         self._resident = None
+
+    def reference(self) -> str:
+        """The name by which the trainer has the weights of the version that the RL phase began with.
+
+        Raises:
+            UsageError: its checkpoint was pruned.
+        """
+        name = f"{self._run.run_id}-reference"
+        if not self._has_reference:
+            versions = self._workspace.catalog.run_versions(self._run.run_id)
+            version = next(one for one in versions if one.step == self._config.sft_steps)
+            self._trainer.load_checkpoint(name, self._fetch(version), with_optimizer=False)
+            self._has_reference = True
+        return name
+
+    @property
+    def _reference_step(self) -> int | None:
+        rl = self._config.rl
+        return self._config.sft_steps if rl is not None and rl.objective.needs_start else None
+
+    def _fetch(self, version: PolicyVersion) -> Path:
+        if version.checkpoint is None:
+            raise UsageError(f"{version.ref}: its checkpoint was pruned; the run cannot go on from it")
+        return self._workspace.snapshots.fetch(version.checkpoint.uri, version.checkpoint.digest)
 
     def reserve(self, step: int) -> int:
         """The number of the version that will be published after `step`."""
@@ -91,7 +113,9 @@ class PolicyStates:
         catalog = self._workspace.catalog
         with catalog.transaction():
             version = self._record(number, step, phase, metrics, trained_on, sampler, checkpoint, parent)
-            forgotten = catalog.prune_checkpoints(self._run.run_id, self._config.record.keep_checkpoints)
+            forgotten = catalog.prune_checkpoints(
+                self._run.run_id, self._config.record.keep_checkpoints, self._reference_step
+            )
         for snapshot in forgotten:
             self._forget(snapshot.uri, snapshot.digest)
             self._workspace.snapshots.delete(snapshot.uri)

@@ -22,8 +22,8 @@ class RunTrainer(Protocol):
         """Give `policy` a fresh state, replacing any it had."""
         ...
 
-    def load_checkpoint(self, policy: str, directory: Path) -> None:
-        """Give `policy` the state of a checkpoint directory, replacing any it had."""
+    def load_checkpoint(self, policy: str, directory: Path, *, with_optimizer: bool = True) -> None:
+        """Give `policy` the state of a checkpoint directory, or only the weights, replacing any it had."""
         ...
 
     def save_checkpoint(self, policy: str, directory: Path) -> None:
@@ -45,7 +45,7 @@ class RunTrainer(Protocol):
         objective: Objective,
         scales: Sequence[np.ndarray],
         *,
-        with_reference: bool = False,
+        reference_logprobs: Sequence[np.ndarray] | None = None,
         old_logprobs: Sequence[np.ndarray] | None = None,
     ) -> ForwardBackward:
         """Add the gradient of the objective over all of `datums` to those `policy` has accumulated."""

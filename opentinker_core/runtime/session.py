@@ -136,7 +136,7 @@ class RunSession:
             batch.datums,
             rl_objective(phase.objective),
             batch.scales,
-            with_reference=phase.objective.kl_coefficient > 0,
+            reference_logprobs=self._reference_logprobs(batch.datums),
             old_logprobs=self._old_logprobs(batch.datums),
         )
         metrics |= result.metrics
@@ -294,6 +294,14 @@ class RunSession:
         if by_token or len(set(trajectory_names(datums))) == len(datums):
             return None
         return self.engine.trainer.forward(self.run.run_id, datums)
+
+    def _reference_logprobs(self, datums: Sequence[Datum]) -> list[np.ndarray] | None:
+        """Of all datums, by whom the KL penalty draws towards; None: there is no penalty."""
+        objective = self.rl_phase.objective
+        if objective.kl_coefficient == 0:
+            return None
+        reference = self.states.reference() if objective.needs_start else None  # None: the base model
+        return self.engine.trainer.forward(reference, datums)
 
     def _mark_best(self, evaluation: Evaluation) -> None:
         """Move `best`, unless the version it names did better in the same environment, in whichever run."""

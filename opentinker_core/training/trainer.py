@@ -51,8 +51,8 @@ class PolicyBatch:
     scales: Sequence[np.ndarray]
     """Of each datum, float in the shape of its targets: the factor of each one's loss, from a normalizer
     over the global batch (`objectives.normalizers.token_scales`)."""
-    with_reference: bool = False
-    """Give the objective the base model's logprobs too."""
+    reference_logprobs: Sequence[np.ndarray] | None = None
+    """Of each datum, float (N,): `forward` of it with the policy that a KL penalty draws towards."""
     old_logprobs: Sequence[np.ndarray] | None = None
     """Of each datum, float (N,): `forward` of it when the update on them began. None: it begins now."""
 
@@ -85,7 +85,6 @@ class _Running:
         self.batch, self.state, self.micro = batch, state, micro
         self.gradient = Adapter.zeros(state.adapter.layout, state.adapter.row_P.device)
         self.logprobs = _blank(batch.datums)
-        self.reference: list[np.ndarray] | None = None
         self._loss = 0.0
         self._metrics: list[Metrics] = []
 
@@ -97,7 +96,7 @@ class _Running:
             micro,
             batch.datums,
             batch.scales,
-            self.reference,
+            self.batch.reference_logprobs,
             batch.old_logprobs,
             device=logprobs_M.device,
         )
@@ -227,22 +226,22 @@ class Trainer:
         objective: Objective,
         scales: Sequence[np.ndarray],
         *,
-        with_reference: bool = False,
+        reference_logprobs: Sequence[np.ndarray] | None = None,
         old_logprobs: Sequence[np.ndarray] | None = None,
     ) -> ForwardBackward:
         """Add the gradient of the objective over all of `datums` to those `policy` has accumulated.
 
         Args:
             scales: of each datum, float (N,): see `PolicyBatch`.
-            with_reference: give the objective the base model's logprobs too.
-            old_logprobs: of each datum, float (N,): see `PolicyBatch`.
+            reference_logprobs: of each datum, float (N,): see `PolicyBatch`.
+            old_logprobs: likewise.
 
         Raises:
             UsageError: `policy` has no resident state, there are no datums, or they differ in
                 temperature, top_p or top_k.
             TrajectoryError: some datums have weights and some advantages, or `scales` does not fit them.
         """
-        batch = PolicyBatch(policy, datums, objective, scales, with_reference, old_logprobs)
+        batch = PolicyBatch(policy, datums, objective, scales, reference_logprobs, old_logprobs)
         result = self.forward_backward_all([batch])[0]
         if isinstance(result, Exception):
             raise result
@@ -288,7 +287,6 @@ class Trainer:
                         break
                     refused[index] = error
             if running:
-                self._add_references([*running.values()])
                 self._run([*running.values()])
             results = {index: one.result() for index, one in running.items()}
             for one in running.values():
@@ -329,13 +327,6 @@ class Trainer:
             running = _Running(batch, state, micro)
             leases.enter_context(own.pop_all())
         return running
-
-    def _add_references(self, running: Sequence[_Running]) -> None:
-        wanting = [one for one in running if one.batch.with_reference]
-        if wanting:
-            references = self.forward_all([(None, one.batch.datums) for one in wanting])
-            for one, reference in zip(wanting, references, strict=True):
-                one.reference = reference
 
     def _run(self, running: Sequence[_Running]) -> None:
         asked = [(one.batch.policy, one.batch.datums) for one in running]

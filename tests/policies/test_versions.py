@@ -216,6 +216,13 @@ def test_checkpoints_that_someone_needs_are_kept(catalog: Catalog) -> None:
         catalog.prune_checkpoints(run.run_id, 0)
 
 
+def test_the_checkpoint_of_a_step_that_the_run_needs_is_kept(catalog: Catalog) -> None:
+    run = new_run(catalog, new_policy(catalog))
+    versions = [publish(catalog, run, step) for step in range(3)]
+    assert catalog.prune_checkpoints(run.run_id, keep=1, needed=1) == [versions[0].checkpoint]
+    assert catalog.prune_checkpoints(run.run_id, keep=1) == [versions[1].checkpoint]
+
+
 def test_checkpoints_of_other_runs_are_not_touched(catalog: Catalog) -> None:
     policy = new_policy(catalog)
     first, second = new_run(catalog, policy, "first"), new_run(catalog, policy, "second")

@@ -37,8 +37,20 @@ def config_of(live: Live | None, **changes: object) -> TrainConfig:
     return small_config(policy=POLICY, runtime=runtime, **changes)
 
 
-def test_a_remote_run_learns_what_a_local_one_does(live: Live, tmp_path: Path) -> None:
-    remote, local = (train(tmp_path / name, config_of(where)) for name, where in (("r", live), ("l", None)))
+def _saved(live: Live) -> set[str]:
+    """The checkpoints that the service keeps."""
+    client = tinker.RestClient(base_url=live.url, api_key=live.key())
+    kept = client.list_user_checkpoints().result().checkpoints
+    return {one.tinker_path for one in kept if one.checkpoint_type == "training"}
+
+
+@pytest.mark.parametrize("reference", ["base", "start"])
+def test_a_remote_run_learns_what_a_local_one_does(live: Live, tmp_path: Path, reference: str) -> None:
+    before = _saved(live)
+    rl = {**CONFIG["rl"], "objective": {"kl_coefficient": 0.01, "kl_reference": reference}}
+    remote, local = (
+        train(tmp_path / name, config_of(where, rl=rl)) for name, where in (("r", live), ("l", None))
+    )
     assert remote.token_ids_digest() == local.token_ids_digest()
     versions = zip(
         *(one.workspace.catalog.run_versions(one.run.run_id) for one in (remote, local)), strict=True
@@ -51,11 +63,8 @@ def test_a_remote_run_learns_what_a_local_one_does(live: Live, tmp_path: Path) -
                 assert ours.metrics[name] == pytest.approx(theirs.metrics[name], rel=1e-4, abs=1e-5), name
     ends = [one.workspace.catalog.evaluations(run_id=one.run.run_id)[0].mean for one in (remote, local)]
     assert ends[0] == ends[1]
-    kept = (
-        tinker.RestClient(base_url=live.url, api_key=live.key()).list_user_checkpoints().result().checkpoints
-    )
-    saved = [one for one in kept if one.checkpoint_type == "training"]
-    assert len(saved) == remote.config.record.keep_checkpoints
+    needed = 1 if reference == "start" else 0
+    assert len(_saved(live) - before) == remote.config.record.keep_checkpoints + needed
     # What was published is here, not only there: a local runtime samples it.
     ref = remote.version.ref
     assert evaluate_version(config_of(None), remote.workspace, ref).mean == pytest.approx(ends[0])

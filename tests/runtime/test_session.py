@@ -157,6 +157,41 @@ def test_old_checkpoints_are_pruned_and_snapshots_kept(finished: RunSession) -> 
         assert finished.workspace.snapshots.fetch(version.sampler.uri, version.sampler.digest).is_dir()
 
 
+def _drawn_to_start() -> TrainConfig:
+    """The small config with a penalty towards what the RL phase began with; one checkpoint is kept."""
+    plain = small_config().model_dump(mode="json")
+    plain["rl"]["objective"] |= {"kl_reference": "start"}
+    plain["record"]["keep_checkpoints"] = 1
+    return TrainConfig.model_validate(plain)
+
+
+def test_the_penalty_can_draw_towards_what_the_rl_phase_began_with(
+    finished: RunSession, tmp_path: Path
+) -> None:
+    session = train(tmp_path, _drawn_to_start())
+    versions = session.workspace.catalog.run_versions(session.run.run_id)
+    assert [version.step for version in versions if version.checkpoint is not None] == [6, 9]
+    kl = [version.metrics["reference_kl"] for version in versions if version.phase == "rl"]
+    assert kl[0] == pytest.approx(0, abs=1e-6)
+    assert 1e-6 < kl[1] < kl[2]
+    towards_base = finished.workspace.catalog.run_versions(finished.run.run_id)[3]
+    assert towards_base.metrics["reference_kl"] > 0.01  # imitation has led away from there
+
+
+def test_a_run_drawn_towards_its_start_goes_on_as_one_that_was_left_alone(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", _drawn_to_start())
+    workspace = workspace_at(tmp_path / "cut")
+    session = open_session(_drawn_to_start(), workspace)
+    session.publish(4, session.sft(1, 4))
+    session.publish(6, session.sft(5, 6))
+    session.refresh(session.version)
+    for step in (7, 8):
+        session.publish(step, session.update(step))
+        session.refresh(session.version)
+    again = open_session(None, workspace_at(tmp_path / "cut"), run_id=session.run.run_id)
+    assert _outcome(run_to_the_end(again)) == _outcome(whole)
+
+
 def _going_on(finished: RunSession, start: str, name: str) -> TrainConfig:
     config = finished.config.model_dump(mode="json")
     config["policy"] |= {"start": start, "name": name}

@@ -47,7 +47,7 @@ def _loss_and_gradient(
         datums,
         rl_objective(ObjectiveConfig(kl_coefficient=0.1)),
         token_scales(Normalizer.SEQUENCES, datums, 10),
-        with_reference=True,
+        reference_logprobs=engine.trainer.forward(None, datums),
     )
     return result.loss, engine.gradient("p"), result.logprobs
 
@@ -89,7 +89,7 @@ def test_gradients_accumulate_over_calls_until_the_step(engine: TinyEngine, datu
             datums[part],
             rl_objective(ObjectiveConfig(kl_coefficient=0.1)),
             scales[part],
-            with_reference=True,
+            reference_logprobs=engine.trainer.forward(None, datums[part]),
         )
     assert (engine.gradient("p") - gradient).norm() < 1e-5 * gradient.norm()
 

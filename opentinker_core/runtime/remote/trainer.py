@@ -58,7 +58,7 @@ class RemoteTrainer:
                 user_metadata={"run": policy},
             ).result()
 
-    def load_checkpoint(self, policy: str, directory: Path) -> None:
+    def load_checkpoint(self, policy: str, directory: Path, *, with_optimizer: bool = True) -> None:
         """See `Trainer.load_checkpoint`; the service loads what it saved itself.
 
         Raises:
@@ -68,9 +68,12 @@ class RemoteTrainer:
         service = self._connection.client
         # A client that failed refuses all that follows, so each load makes a new one.
         with service_errors():
-            self._clients[policy] = service.create_training_client_from_state_with_optimizer(
-                path, user_metadata={"run": policy}
-            ).result()
+            create = (
+                service.create_training_client_from_state_with_optimizer
+                if with_optimizer
+                else service.create_training_client_from_state
+            )
+            self._clients[policy] = create(path, user_metadata={"run": policy}).result()
 
     def save_checkpoint(self, policy: str, directory: Path) -> None:
         """See `Trainer.save_checkpoint`; the files say where the service has the same."""
@@ -100,7 +103,7 @@ class RemoteTrainer:
         objective: Objective,
         scales: Sequence[np.ndarray],
         *,
-        with_reference: bool = False,
+        reference_logprobs: Sequence[np.ndarray] | None = None,
         old_logprobs: Sequence[np.ndarray] | None = None,
     ) -> ForwardBackward:
         """See `Trainer.forward_backward`. One pass if the loss is a cross entropy, else two."""
@@ -109,9 +112,8 @@ class RemoteTrainer:
             weights = [datum.signal * scale for datum, scale in zip(datums, scales, strict=True)]
             logprobs = self._backward(policy, datums, weights)
             return _evaluated(objective, datums, scales, logprobs, None, None)[0]
-        reference = self.forward(None, datums) if with_reference else None
         logprobs = self.forward(policy, datums)
-        result, gradients = _evaluated(objective, datums, scales, logprobs, reference, old_logprobs)
+        result, gradients = _evaluated(objective, datums, scales, logprobs, reference_logprobs, old_logprobs)
         self._backward(policy, datums, [-gradient for gradient in gradients])
         return result
 
