@@ -1,5 +1,6 @@
 """Environments that are served in tests: one that keeps a secret, one that does what it is told."""
 
+import ctypes
 import os
 import sys
 import time
@@ -88,6 +89,11 @@ class Obedient:
             case ["spin"]:
                 while True:
                     pass
+            case ["hold"]:  # as spin, for other threads, but that it costs nothing
+                keeps_the_interpreter = ctypes.PyDLL(None)
+                self._note("hold")
+                while True:
+                    keeps_the_interpreter.usleep(100_000)
             case ["die"]:
                 os._exit(7)
             case ["exit"]:

@@ -188,7 +188,7 @@ def test_a_session_whose_shard_ends_at_its_opening_is_opened_once_more(tmp_path:
 def test_an_environment_that_wedges_in_reset_or_close_costs_its_shard_and_no_more(tmp_path: Path) -> None:
     with serving(tmp_path / "log", OBEDIENT, *LONG, *SHORT_CALLS, "--shards", "1") as server:
         with server.http() as http:
-            wedged = ByHand(http, OBEDIENT, on_reset="spin")
+            wedged = ByHand(http, OBEDIENT, on_reset="hold")
             refused(wedged.open(), 410, "session_lost", '"reason": "call_timed_out"')
             server.until("shards", 1)
             wedging = ByHand(http, OBEDIENT, on_close="sleep")
@@ -215,27 +215,27 @@ def test_a_server_that_is_told_to_stop_closes_every_environment_once(tmp_path: P
 
 
 def test_a_wedged_shard_does_not_keep_a_server_from_stopping(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
     with serving(tmp_path / "log", OBEDIENT, *LONG) as server, server.http() as http:
-        wedged = ByHand(http, OBEDIENT)
+        wedged = ByHand(http, OBEDIENT, notes=str(notes))
         wedged.open()
         pids = server.shards
         with ThreadPoolExecutor() as threads:
-            answer = threads.submit(wedged.call, 1, text="spin")
-            wait_until(lambda: any(psutil.Process(pid).cpu_times().user > 1 for pid in pids), "the spinning")
+            answer = threads.submit(wedged.call, 1, text="hold")
+            wait_until(lambda: "hold" in notes.read_text(), "the call that wedges")
             assert server.end(signal.SIGINT) == 0
             assert isinstance(answer.exception(PATIENCE_S), httpx.TransportError | None)
     assert not any(map(psutil.pid_exists, pids))
 
 
 def test_shards_end_with_a_server_that_is_killed_even_wedged_ones(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
     with serving(tmp_path / "log", OBEDIENT, *LONG, ends_with=None) as server, server.http() as http:
-        wedged = ByHand(http, OBEDIENT)
+        wedged = ByHand(http, OBEDIENT, notes=str(notes))
         wedged.open()
         with ThreadPoolExecutor() as threads:
-            answer = threads.submit(wedged.call, 1, text="spin")
-            wait_until(
-                lambda: any(psutil.Process(pid).cpu_times().user > 1 for pid in server.shards), "the spinning"
-            )
+            answer = threads.submit(wedged.call, 1, text="hold")
+            wait_until(lambda: "hold" in notes.read_text(), "the call that wedges")
             server.end(signal.SIGKILL)
             assert isinstance(answer.exception(PATIENCE_S), httpx.TransportError)
         wait_until(lambda: not any(map(psutil.pid_exists, server.shards)), "the end of the shards")
