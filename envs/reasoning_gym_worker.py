@@ -50,7 +50,9 @@ _ANSWER_IN_METADATA: dict[str, Callable[[dict[str, Any]], str]] = {
     "graph_color": lambda metadata: json.dumps(metadata["possible_answer"]),
     "rubiks_cube": lambda metadata: str(metadata["example_correct_answer"]),
 }
-_COSTLY = frozenset({"arc_agi", "group_anagrams", "figlet_font", "word_ladder", "spell_backward"})
+_COSTLY = frozenset(
+    {"arc_agi", "codeio", "figlet_font", "group_anagrams", "rush_hour", "spell_backward", "word_ladder"}
+)
 """Tasks that read files of data when made, which do not depend on the seed: made once."""
 
 
@@ -144,9 +146,15 @@ class Tasks:
         if key in self._datasets and any_seed:
             return self._datasets[key]
         if key in self._datasets and request["task"] in _COSTLY:
-            self._datasets[key].seed = item_seed
-            return self._datasets[key]
+            dataset = self._datasets[key]
+            dataset.seed = item_seed
+            if request["task"] == "codeio":
+                type(dataset)._jsonl_data = dataset._jsonl_data
+            return dataset
         dataset = make_dataset(request["task"], request["args"], item_seed)
+        if request["task"] == "codeio":
+            # it keeps what its arguments leave of the data at the class, where the next one puts its own
+            dataset._jsonl_data = type(dataset)._jsonl_data
         _remember(self._datasets, key, dataset, 8)
         return dataset
 

@@ -3,6 +3,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,21 @@ def test_every_task_conforms_and_its_demonstrations_are_right(part: int) -> None
         environment.reset(7)
         if isinstance(environment, Demonstrates):
             assert environment.step(environment.demonstration()).reward == 1.0, name
+
+
+def test_data_that_is_kept_is_that_of_the_arguments() -> None:
+    asked: list[dict[str, Any]] = [{}, {"difficulty": 9}]
+    alone = []
+    for args in asked:
+        helper().close()
+        alone.append(make("reasoning_gym/codeio", **args).reset(5).text)
+    assert alone[0] != alone[1]
+    for _ in "ab":
+        assert [make("reasoning_gym/codeio", **args).reset(5).text for args in asked] == alone
+        environments = [make("reasoning_gym/codeio", **args) for args in asked]
+        again = [environment.reset(seed).text for seed in (6, 7) for environment in environments]
+        backwards = [environment.reset(seed).text for seed in (7, 6) for environment in environments[::-1]]
+        assert again == backwards[::-1]
 
 
 def test_a_mixture_of_tasks_is_a_task_too() -> None:
