@@ -58,11 +58,11 @@ def outcome(ticket: Ticket) -> Answer:
 
 def varied_requests(engine: TinyEngine, versions: Sequence[str]) -> list[SampleRequest]:
     shapes = [
-        SamplingParams(24),
-        SamplingParams(9, temperature=0.7, top_p=0.9),
-        SamplingParams(16, temperature=1.3, top_k=5),
-        SamplingParams(12, min_p=0.1),
-        SamplingParams(5, temperature=0.0),
+        SamplingParams(14),
+        SamplingParams(6, temperature=0.7, top_p=0.9),
+        SamplingParams(9, temperature=1.3, top_k=5),
+        SamplingParams(7, min_p=0.1),
+        SamplingParams(4, temperature=0.0),
     ]
     prompts = ["1+1=", "12+34=", "7*8+9-1=", "1+2=3 " * 9, "0"]
     return [
