@@ -110,16 +110,25 @@ class _StoppedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("point", [("rollout", 10), ("update", 10), ("publish white", 10), ("evaluate", 10)])
+@pytest.mark.parametrize(
+    "points",
+    [
+        [("publish white", 10)],
+        [("rollout", 10), ("update", 10), ("publish black", 10), ("publish white", 10), ("evaluate", 10)],
+    ],
+    ids=["once", "at every phase"],
+)
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(
-    finished: JointSession, tmp_path: Path, point: tuple[str, int]
+    finished: JointSession, tmp_path: Path, points: list[tuple[str, int]]
 ) -> None:
-    def stop(phase: str, step: int) -> None:
-        if (phase, step) == point:
-            raise _StoppedError
+    for point in points:
 
-    with pytest.raises(_StoppedError):
-        run_jointly(open_joint(tmp_path, joint_config()), stop)
+        def stop(phase: str, step: int, point: tuple[str, int] = point) -> None:
+            if (phase, step) == point:
+                raise _StoppedError
+
+        with pytest.raises(_StoppedError):
+            run_jointly(open_joint(tmp_path, joint_config()), stop)
     again = run_jointly(open_joint(tmp_path, joint_config()))
     assert outcome(again) == outcome(finished)
 
