@@ -13,17 +13,16 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed (PYTHON=... chooses one)") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,postgres]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,postgres]'
 	touch $(STAMP)
 
 quickstart: setup  ## Train SmolLM2-135M with RL on the embedded defaults
 	$(BIN)/opentinker models fetch smollm2-135m
 	$(BIN)/opentinker train deployments/configs/quickstart.yaml
 
-test: setup lint  ## Lint, types, import direction, all tests; those with vLLM alone, for their memory
-	$(BIN)/python -m pytest $(AGAIN) -n $(WORKERS) -m 'not vllm'; others=$$?; \
-	$(BIN)/python -m pytest $(AGAIN) -m vllm tests/sampling/vllm && exit $$others
+test: setup lint  ## Lint, types, import direction, all tests
+	$(BIN)/python -m pytest $(AGAIN) -n $(WORKERS)
 
 fuzz: setup  ## 10,000 wrong requests against a live server (CASES, SEED)
 	OPENTINKER_FUZZ_CASES=$(or $(CASES),10000) OPENTINKER_FUZZ_SEED=$(or $(SEED),5) \

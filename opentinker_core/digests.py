@@ -5,11 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 
 def canonical_json(value: Any) -> bytes:
     """Serialize `value` so that equal values give equal bytes (sorted keys, no spaces, UTF-8)."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode()
+    return _ENCODER.encode(value).encode()
 
 
 def digest_json(value: Any) -> str:

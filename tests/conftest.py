@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # how fast examples are made says nothing of the code
 
-_LONG = ("learning", "servers", "processes", "vllm")
-"""Markers of files that take long: they begin first, so that no worker has one left over at the end."""
+_LONG = ("vllm", "learning", "servers", "processes")
+"""Markers of files that take long, the longest first: they begin first, so that none is left at the end."""
 
 _PREFECT = ("training_flows", "train_together", "two_flows", "deployments")
 _TOGETHER = {f"tests/flows/test_{name}.py": "prefect" for name in _PREFECT}
 _TOGETHER |= dict.fromkeys(("tests/flows/test_pool.py", "tests/ui/test_pages.py"), "pool")
-"""Files whose tests share servers, by the name of their group."""
+_TOGETHER |= {f"tests/sampling/vllm/test_{name}.py": "vllm" for name in ("real", "real_canary")}
+"""Files whose tests share servers, or whose servers do not fit side by side, by the name of their group."""
 
 _APART = "tests/learning/"
 """Where tests are long and share nothing."""
@@ -41,8 +42,11 @@ _APART = "tests/learning/"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """On a worker of pytest-xdist: files with a long test come first."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        long = {item.path for item in items if any(map(item.get_closest_marker, _LONG))}
-        items.sort(key=lambda item: item.path not in long)
+        place = dict[Path, int]()
+        for item in items:
+            marks = [number for number, name in enumerate(_LONG) if item.get_closest_marker(name)]
+            place[item.path] = min([*marks, place.get(item.path, len(_LONG))])
+        items.sort(key=lambda item: place[item.path])
 
 
 @pytest.hookimpl(optionalhook=True)

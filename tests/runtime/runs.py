@@ -47,19 +47,28 @@ def workspace_at(home: Path) -> Workspace:
     return Workspace(Settings(home=home))
 
 
+def imitate(session: RunSession) -> None:
+    """What remains of the SFT phase."""
+    phase = session.config.sft
+    while phase is not None and session.next_step <= session.sft_steps:
+        start = session.next_step
+        stop = min(start + phase.publish_every - 1, session.sft_steps)
+        session.publish(stop, session.sft(start, stop))
+        session.refresh(session.version)
+
+
+def learn(session: RunSession, step: int) -> None:
+    """One RL step."""
+    session.build_batch(step, session.rollout(step))
+    session.publish(step, session.update(step))
+    session.refresh(session.version)
+
+
 def run_to_the_end(session: RunSession) -> RunSession:
     """All remaining phases, in the order of the flows."""
-    config = session.config
-    if config.sft is not None:
-        while session.next_step <= session.sft_steps:
-            start = session.next_step
-            stop = min(start + config.sft.publish_every - 1, session.sft_steps)
-            session.publish(stop, session.sft(start, stop))
-            session.refresh(session.version)
-    for step in range(session.next_step, config.steps + 1):
-        session.build_batch(step, session.rollout(step))
-        session.publish(step, session.update(step))
-        session.refresh(session.version)
+    imitate(session)
+    for step in range(session.next_step, session.config.steps + 1):
+        learn(session, step)
         if session.evaluates_at(step):
             session.evaluate(session.version.ref)
     session.finish(RunStatus.COMPLETED)

@@ -7,7 +7,8 @@ Nouns: `Kind` of event, `Event`, `EventLog`. Most kinds are *facts*, written whe
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -99,33 +100,46 @@ class Event:
 
 
 class EventLog:
-    """Events in the order in which they happened; nothing is ever changed or taken away."""
+    """Events in the order in which they happened; nothing is ever changed or taken away. Thread-safe."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
-        self._appending = threading.Lock()
+        self._noted: deque[tuple[Kind, int, bytes, dict[str, Any]]] = deque()
+        """What came since somebody last looked. Most logs are of episodes with one agent, and nobody does:
+        numbers and digests, which cost the most, are given when they are asked for."""
+        self._sealing = threading.Lock()
 
     def __iter__(self) -> Iterator[Event]:
-        return iter(tuple(self._events))
+        return iter(tuple(self._sealed()))
 
     def __len__(self) -> int:
-        return len(self._events)
+        return len(self._sealed())
 
     @property
     def digest(self) -> str:
         """Of the whole log."""
-        return self._events[-1].digest if self._events else _START
+        return _last_digest(self._sealed())
 
-    def append(self, kind: Kind, generation: int, **fields: Any) -> Event:
-        """Add an event; the log gives it its number and digest."""
-        text = canonical_json(fields.pop("detail", {}))
-        with self._appending:
-            # through JSON: later changes of what was passed do not reach the log
-            event = Event(kind, generation, detail=json.loads(text), number=len(self._events), **fields)
-            # set on the new event before anybody has it; making a second one costs as much as all else here
-            object.__setattr__(event, "digest", _sealed(event, text, self.digest))
-            self._events.append(event)
-        return event
+    def append(self, kind: Kind, generation: int, **fields: Any) -> None:
+        """Add an event; the log gives it its number and digest.
+
+        Raises:
+            ValueError, TypeError: `detail` is not made of JSON values.
+        """
+        # as JSON: later changes of what was passed do not reach the log
+        self._noted.append((kind, generation, canonical_json(fields.pop("detail", {})), fields))
+
+    def _sealed(self) -> list[Event]:
+        """All events, those that were noted included."""
+        with self._sealing:
+            while self._noted:
+                kind, generation, text, fields = self._noted.popleft()
+                number = len(self._events)
+                event = Event(kind, generation, detail=json.loads(text), number=number, **fields)
+                # set on the new event before anybody has it; a second one costs as much as all else here
+                object.__setattr__(event, "digest", _sealed(event, text, _last_digest(self._events)))
+                self._events.append(event)
+            return self._events
 
     def lines(self) -> Iterator[str]:
         """One JSON object an event."""
@@ -155,6 +169,10 @@ class EventLog:
                 raise OpenTinkerError(f"log: line {number + 1} was changed, or lines before it are missing")
             log._events.append(event)
         return log
+
+
+def _last_digest(events: Sequence[Event]) -> str:
+    return events[-1].digest if events else _START
 
 
 def _sealed(event: Event, detail: bytes, before: str) -> str:

