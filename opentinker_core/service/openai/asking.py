@@ -8,14 +8,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, Protocol
 
-from fastapi import Request
-from starlette.responses import StreamingResponse
+from fastapi import Request, Response
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from transformers import PreTrainedTokenizerBase
 
-from envs.protocol import Message, Observation
+from envs.protocol import Observation
 from opentinker_core.errors import OpenTinkerError, UsageError
 from opentinker_core.models.renderer import Renderer
 from opentinker_core.runtime.engine import Engine
@@ -24,9 +24,13 @@ from opentinker_core.service.core import Service
 from opentinker_core.service.errors import answer_for
 from opentinker_core.service.incoming import while_connected
 from opentinker_core.service.openai.bodies import MOST_CELLS, MOST_COMPLETIONS, Body
-from opentinker_core.service.openai.targets import NamedTarget
+from opentinker_core.service.openai.targets import NamedTarget, find_target
+from opentinker_core.service.openai.texts import TextStream
 from opentinker_core.service.quotas import Hold
 from opentinker_core.service.sampling import check_temperature, room_for, seeds_of
+
+Mode = Literal["plain", "chat"]
+"""How messages become a prompt: their texts alone, or by the model's chat template."""
 
 _Arrived = asyncio.Queue[DrawnToken | Exception | None]
 """Tokens, then None; or an error."""
@@ -81,6 +85,19 @@ class Asked:
         finally:
             sampling.cancel()
 
+    async def texts(self) -> AsyncGenerator[tuple[DrawnToken, str, bool]]:
+        """As `pieces`, each token with the text that it makes certain, and whether its completion begins."""
+        texts: dict[int, TextStream] = {}
+        async with aclosing(self.pieces()) as pieces:
+            async for token in pieces:
+                begins = token.index not in texts
+                if begins:
+                    texts[token.index] = TextStream(self.renderer, self.tokenizer, self.stop)
+                text = texts[token.index].take(token.token)
+                if token.stop_reason is not None:
+                    text += texts[token.index].finish()
+                yield token, text, begins
+
     async def _sample(self, arrived: _Arrived) -> None:
         """Counts as running while it samples, which a client that reads slowly does not hold up."""
         drawn, firsts = 0, accumulate((len(request.seeds) for request in self.requests), initial=0)
@@ -110,33 +127,76 @@ class Asked:
             arrived.put_nowait(None)
 
 
+async def ask(
+    service: Service,
+    tenant: str,
+    body: Body,
+    mode: Mode,
+    prompts: Sequence[list[int] | Observation],
+    max_tokens: int | None,
+    top_logprobs: int,
+) -> Asked:
+    """Make ready what a request asks for: `prompts` are tokens, or what `mode` renders.
+
+    Raises:
+        NotFound: the tenant has no such model.
+        UsageError: it asks for more than one request may.
+    """
+    model = await find_target(service, tenant, body.model)
+    engine = service.engine(model.target.base_model, tenant)
+    renderer = _renderer(engine.tokenizer, mode)
+    encoded = [
+        await _encode(engine, renderer, prompt) if isinstance(prompt, Observation) else prompt
+        for prompt in prompts
+    ]
+    requests = _to_requests(engine, renderer, body, encoded, max_tokens, top_logprobs)
+    return Asked(service, tenant, model, renderer, engine.tokenizer, requests)
+
+
+class Answer(Protocol):
+    """The answer to one request, in one piece or in many."""
+
+    def whole(self, completions: Sequence[Sequence[DrawnToken]]) -> dict[str, object]:
+        """All of it; `completions`: prompt by prompt."""
+        ...
+
+    def chunks(self) -> AsyncGenerator[dict[str, object]]:
+        """The answer as it comes."""
+        ...
+
+
+async def respond(request: Request, body: Body, asked: Asked, answer: Answer) -> Response:
+    """Sample what was asked for, and give `answer`: in one piece, or as events if `stream` is true."""
+    if body.stream:
+        return await _events(request, answer.chunks())
+    return JSONResponse(answer.whole(await while_connected(request.receive, asked.whole())))
+
+
 @lru_cache(maxsize=16)
-def renderer_of(engine_tokenizer: PreTrainedTokenizerBase, mode: Literal["plain", "chat"]) -> Renderer:
+def _renderer(tokenizer: PreTrainedTokenizerBase, mode: Mode) -> Renderer:
     """The renderer of a base model's tokenizer.
 
     Raises:
         UsageError: it has no chat template.
     """
-    return Renderer(engine_tokenizer, mode)
+    return Renderer(tokenizer, mode)
 
 
-async def encode(engine: Engine, mode: Literal["plain", "chat"], messages: Sequence[Message]) -> list[int]:
+async def _encode(engine: Engine, renderer: Renderer, prompt: Observation) -> list[int]:
     """The tokens of a prompt.
 
     Raises:
         UsageError: they do not fit the context, or the chat template refuses the messages.
     """
-    renderer = renderer_of(engine.tokenizer, mode)
-    observation = Observation(tuple(messages))
-    characters = len(observation.text)
+    characters = len(prompt.text)
     if characters > _CHARACTERS_A_TOKEN * engine.max_context:
         raise UsageError(f"prompt: {characters} characters; accepted: {engine.max_context} tokens at most")
     if characters > _LONG_TEXT:
-        return await asyncio.to_thread(renderer.initial, observation)
-    return renderer.initial(observation)
+        return await asyncio.to_thread(renderer.initial, prompt)
+    return renderer.initial(prompt)
 
 
-def to_requests(
+def _to_requests(
     engine: Engine,
     renderer: Renderer,
     body: Body,
@@ -191,7 +251,7 @@ class _Events(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def events(request: Request, chunks: AsyncGenerator[dict[str, object]]) -> StreamingResponse:
+async def _events(request: Request, chunks: AsyncGenerator[dict[str, object]]) -> StreamingResponse:
     """A response of server-sent events, once the first is there: what is refused is an error of HTTP."""
     first = await while_connected(request.receive, anext(chunks))
 

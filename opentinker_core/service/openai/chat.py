@@ -7,23 +7,13 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.responses import JSONResponse
 
-from envs.protocol import Message
+from envs.protocol import Message, Observation
 from opentinker_core.sampling.protocol import DrawnToken
 from opentinker_core.service.dependencies import Serving
-from opentinker_core.service.incoming import while_connected
 from opentinker_core.service.openai.answers import chat_logprobs, usage
-from opentinker_core.service.openai.asking import (
-    Asked,
-    encode,
-    events,
-    renderer_of,
-    to_requests,
-)
+from opentinker_core.service.openai.asking import Asked, ask, respond
 from opentinker_core.service.openai.bodies import ChatBody, MessageBody
-from opentinker_core.service.openai.targets import find_target
-from opentinker_core.service.openai.texts import TextStream
 from opentinker_core.service.principal import Who
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -33,17 +23,10 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 async def chat_completions(service: Serving, who: Who, request: Request, body: ChatBody) -> Response:
     """Answer messages; streamed, as the tokens come, if `stream` is true."""
     body.check()
-    model = await find_target(service, who.tenant, body.model)
-    engine = service.engine(model.target.base_model, who.tenant)
-    renderer = renderer_of(engine.tokenizer, "chat")
-    prompt = await encode(engine, "chat", [_message(message) for message in body.messages])
+    prompt = Observation(tuple(_message(message) for message in body.messages))
     room = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    requests = to_requests(engine, renderer, body, [prompt], room, body.top_logprobs or 0)
-    asked = Asked(service, who.tenant, model, renderer, engine.tokenizer, requests)
-    answer = _Answer(asked, body)
-    if body.stream:
-        return await events(request, answer.chunks())
-    return JSONResponse(answer.whole(await while_connected(request.receive, asked.whole())))
+    asked = await ask(service, who.tenant, body, "chat", [prompt], room, body.top_logprobs or 0)
+    return await respond(request, body, asked, _Answer(asked, body))
 
 
 def _message(message: MessageBody) -> Message:
@@ -81,22 +64,12 @@ class _Answer:
     async def chunks(self) -> AsyncGenerator[dict[str, object]]:
         """One chunk a token; the first of each choice has the role too."""
         head = {**self._head, "object": "chat.completion.chunk"}
-        texts: dict[int, TextStream] = {}
         tokens = 0
         options = self._body.stream_options
         with_usage: dict[str, object] = {"usage": None} if options and options.include_usage else {}
-        async with aclosing(self._asked.pieces()) as pieces:
-            async for token in pieces:
-                delta: dict[str, object] = {}
-                if token.index not in texts:
-                    texts[token.index] = TextStream(
-                        self._asked.renderer, self._asked.tokenizer, self._asked.stop
-                    )
-                    delta["role"] = "assistant"
-                text = texts[token.index].take(token.token)
-                if token.stop_reason is not None:
-                    text += texts[token.index].finish()
-                delta["content"] = text
+        async with aclosing(self._asked.texts()) as texts:
+            async for token, text, begins in texts:
+                delta = {"role": "assistant", "content": text} if begins else {"content": text}
                 choice = {"index": token.index, "delta": delta, **self._details([token])}
                 ids = self._prompt_ids() if tokens == 0 else {}
                 tokens += 1

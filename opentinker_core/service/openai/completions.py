@@ -7,23 +7,13 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.responses import JSONResponse
 
-from envs.protocol import Message
+from envs.protocol import Message, Observation
 from opentinker_core.sampling.protocol import DrawnToken
 from opentinker_core.service.dependencies import Serving
-from opentinker_core.service.incoming import while_connected
 from opentinker_core.service.openai.answers import CompletionLogprobs, usage
-from opentinker_core.service.openai.asking import (
-    Asked,
-    encode,
-    events,
-    renderer_of,
-    to_requests,
-)
+from opentinker_core.service.openai.asking import Asked, ask, respond
 from opentinker_core.service.openai.bodies import CompletionBody
-from opentinker_core.service.openai.targets import find_target
-from opentinker_core.service.openai.texts import TextStream
 from opentinker_core.service.principal import Who
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -33,19 +23,12 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 async def completions(service: Serving, who: Who, request: Request, body: CompletionBody) -> Response:
     """Continue prompts; streamed, as the tokens come, if `stream` is true."""
     body.check()
-    model = await find_target(service, who.tenant, body.model)
-    engine = service.engine(model.target.base_model, who.tenant)
-    renderer = renderer_of(engine.tokenizer, "plain")
     prompts = [
-        await encode(engine, "plain", [Message("user", prompt)]) if isinstance(prompt, str) else prompt
+        Observation((Message("user", prompt),)) if isinstance(prompt, str) else prompt
         for prompt in body.prompts
     ]
-    requests = to_requests(engine, renderer, body, prompts, body.max_tokens, body.logprobs or 0)
-    asked = Asked(service, who.tenant, model, renderer, engine.tokenizer, requests)
-    answer = _Answer(asked, body)
-    if body.stream:
-        return await events(request, answer.chunks())
-    return JSONResponse(answer.whole(await while_connected(request.receive, asked.whole())))
+    asked = await ask(service, who.tenant, body, "plain", prompts, body.max_tokens, body.logprobs or 0)
+    return await respond(request, body, asked, _Answer(asked, body))
 
 
 class _Answer:
@@ -74,24 +57,16 @@ class _Answer:
 
     async def chunks(self) -> AsyncGenerator[dict[str, object]]:
         """One chunk a token."""
-        texts: dict[int, TextStream] = {}
         logprobs: dict[int, CompletionLogprobs] = {}
         tokens = 0
         options = self._body.stream_options
         with_usage: dict[str, object] = {"usage": None} if options and options.include_usage else {}
-        async with aclosing(self._asked.pieces()) as pieces:
-            async for token in pieces:
-                is_first = token.index not in texts
-                if is_first:
-                    texts[token.index] = TextStream(
-                        self._asked.renderer, self._asked.tokenizer, self._asked.stop
-                    )
+        async with aclosing(self._asked.texts()) as texts:
+            async for token, text, begins in texts:
+                if begins:
                     logprobs[token.index] = self._logprobs()
-                text = texts[token.index].take(token.token)
-                if token.stop_reason is not None:
-                    text += texts[token.index].finish()
                 tokens += 1
-                choice = self._choice(token.index, text, [token], logprobs[token.index], is_first=is_first)
+                choice = self._choice(token.index, text, [token], logprobs[token.index], is_first=begins)
                 yield {**self._head, "choices": [choice], **with_usage}
         if with_usage:
             yield {**self._head, "choices": [], "usage": usage(self._asked.prompt_tokens, tokens)}
