@@ -9,8 +9,8 @@ runs until the longest of a batch ends; its batches have one adapter each, or ar
 our client, and serves without LoRA where no row has an adapter. Speeds are the tokens of completions per
 second.
 
-Several turns: 8 episodes of 8 turns whose prompts grow from 192 tokens by 88 a turn, of which 24 are the
-model's own; our sampler with its cache of prefixes, and without.
+Several turns: 8 episodes of `--exchanges` turns (8) whose prompts grow from 192 tokens by 88 a turn, of which
+24 are the model's own; our sampler with its cache of prefixes, and without.
 
 Each turn has new prompts, so no cache knows them; a turn measures one way after the other, and ratios are
 medians over turns. `native_vs_generate` and `native_vs_vllm_cpu_lora` are the smallest over the numbers of
@@ -110,8 +110,8 @@ class Bench:
         results.ratios["native_vs_vllm_cpu_base"] = ratios.pop(0)
         results.note("native_vs_vllm_cpu_lora", ratios)
 
-    def multiturn(self, results: Results) -> None:
-        """Our sampler with its cache of prefixes, and without."""
+    def multiturn(self, exchanges: int, results: Results) -> None:
+        """Our sampler with its cache of prefixes, and without, in episodes of so many turns."""
         version = next(iter(self._adapters))
         without = self._sampler(Limits(prefix_bytes=0))
         speeds: dict[str, list[float]] = {NATIVE: [], "no prefix cache": []}
@@ -121,14 +121,14 @@ class Bench:
             for name, sampler in ((NATIVE, self._native), ("no prefix cache", without)):
                 started = time.perf_counter()
                 actions: list[list[list[int]]] = [[] for _ in episodes]
-                for step in range(TURNS if turn else 1):
+                for step in range(exchanges if turn else 1):
                     asked = [e.request(step, own) for e, own in zip(episodes, actions, strict=True)]
                     for own, sequences in zip(actions, sampler.sample(asked), strict=True):
                         own.append(sequences[0].tokens.tolist())
                 tokens = sum(len(action) for own in actions for action in own)
                 if turn:
                     speeds[name].append(tokens / (time.perf_counter() - started))
-        ratio = results.add(f"{GROUPS} episodes of {TURNS} turns", speeds)
+        ratio = results.add(f"{GROUPS} episodes of {exchanges} turns", speeds)
         results.ratios["multiturn_reuse"] = ratio["no prefix cache"]
 
     def _compare(self, versions: list[str], ways: Mapping[str, Way]) -> dict[str, list[float]]:
@@ -197,6 +197,9 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--longest", type=int, default=96, help="tokens of a completion at most")
+    parser.add_argument(
+        "--exchanges", type=int, default=TURNS, choices=range(1, TURNS + 1), help="turns of an episode"
+    )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument(
         "--model", choices=sorted(MODELS), default="smollm2", help="vLLM serves smollm2 alone"
@@ -219,7 +222,7 @@ def main() -> None:
         if "vllm" in parts:
             bench.vllm(arguments.adapters, arguments.vllm, results)
         if "multiturn" in parts:
-            bench.multiturn(results)
+            bench.multiturn(arguments.exchanges, results)
     show("sampling", results.rows, results.ratios, as_json=arguments.json)
 
 

@@ -17,7 +17,21 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text())
 
 
-LIBRARIES = ("torch", "torch.distributed.tensor", "torch._dynamo", "accelerate", "mlflow", "tinker")
+LIBRARIES = (
+    "torch",
+    "torch.distributed.tensor",
+    "torch.distributed.checkpoint",
+    "torch.nn.attention.flex_attention",
+    "torch._dynamo",
+    "accelerate",
+    "huggingface_hub.hf_api",
+    "mlflow",
+    "PIL.Image",
+    "scipy.optimize",
+    "sqlalchemy",
+    "tinker",
+    "tokenizers",
+)
 """Of those that scripts import, those that do not import transformers."""
 
 
@@ -56,7 +70,8 @@ def test_handing_over_an_adapter_is_compared_with_a_full_model(python: Forks) ->
 
 
 def test_sampling_without_vllm_leaves_its_ratios_out(python: Forks) -> None:
-    result = _json_of(python, "sampling.py", "--model", "tiny", "--adapters", "2", "--longest", "3")
+    sizes = ("--adapters", "2", "--longest", "3", "--exchanges", "2")
+    result = _json_of(python, "sampling.py", "--model", "tiny", *sizes)
     assert result["ratios"].keys() == {"native_vs_generate", "native_vs_generate_2", "multiturn_reuse"}
     assert all(ratio > 0 for ratio in result["ratios"].values())
 
