@@ -19,7 +19,7 @@ from opentinker_core.config.schema import LoRAConfig, OptimizerConfig
 from opentinker_core.trajectories.types import Datum
 
 POLICIES = [f"p{number}" for number in range(200)]
-OPERATIONS = 2000
+OPERATIONS = 1800
 WIDEST = 8
 """Policies of one round."""
 _TARGETS = [("q_proj", "v_proj"), ("k_proj", "v_proj"), ("q_proj", "o_proj")]

@@ -154,7 +154,7 @@ class Runner:
         self._sampler.refresh(version, str(directory), version)
         draws = operation.draws()
         prompt = tuple(self._tokenizer.encode(f"{draws.randrange(100)}+1=", add_special_tokens=False))
-        request = SampleRequest(prompt, SamplingParams(max_tokens=3), version, (draws.randrange(1 << 30),))
+        request = SampleRequest(prompt, SamplingParams(max_tokens=2), version, (draws.randrange(1 << 30),))
         sequence = self._sampler.sample([request])[0][0]
         return digest([sequence.tokens, sequence.logprobs])
 

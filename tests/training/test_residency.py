@@ -137,12 +137,12 @@ def test_200_policies_over_8_slots_and_little_memory_survive_kills(
 ) -> None:
     oracle, root, draws = Oracle(base, tmp_path), tmp_path / "states", random.Random(0)
     goals = due(len(rounds()))
-    assert (len(goals), goals.total()) == (200, 2000)
+    assert (len(goals), goals.total()) == (200, 1800)
     with workers(tiny_home, root, tmp_path) as successive:
         oracle.run(goals)
         first = 0
         for life in range(8):
-            fatal_save, n_rounds = (draws.randint(1, 60), None) if life % 2 else (0, draws.randint(1, 30))
+            fatal_save, n_rounds = (draws.randint(1, 40), None) if life % 2 else (0, draws.randint(1, 20))
             code, reports = successive.live(first, life, fatal_save=fatal_save, kill_after=n_rounds)
             assert code == -signal.SIGKILL
             check_reports(oracle, reports)
