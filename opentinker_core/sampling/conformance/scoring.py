@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from opentinker_core.sampling.conformance.subject import (
+    LENGTH,
     NotOfferedError,
     Subject,
     answer,
@@ -47,17 +48,20 @@ def check_logprobs(subject: Subject) -> None:
         for one, truth in zip(drawn, _scored(subject, version, drawn), strict=True):
             what = f"of {version} at {one.shape} are those of the reference"
             near(one.sequence.logprobs, truth, subject.tolerance, f"logprobs {what}")
-        plain = [replace(one, shape={}) for one in drawn]
-        for one, truth in zip(drawn, _scored(subject, version, plain), strict=True):
-            if (given := one.sequence.model_logprobs) is not None:
-                what = f"of {version} at {one.shape} are those of the reference"
-                near(given, truth, subject.tolerance, f"model_logprobs {what}")
+        told = [one for one in drawn if one.sequence.model_logprobs is not None]
+        plain = [replace(one, shape={}) for one in told]
+        for one, truth in zip(told, _scored(subject, version, plain), strict=True):
+            given = one.sequence.model_logprobs
+            assert given is not None
+            what = f"of {version} at {one.shape} are those of the reference"
+            near(given, truth, subject.tolerance, f"model_logprobs {what}")
 
 
 def check_prompt_logprobs(subject: Subject) -> None:
     """The prompt's tokens are scored where that is asked for, and only there."""
     for version in (BASE, *serve(subject)):
-        require(sample(subject, version)[0].prompt_logprobs is None, "prompts are scored only if asked for")
+        unasked = sample(subject, version, max_tokens=1)[0].prompt_logprobs
+        require(unasked is None, "prompts are scored only if asked for")
         for prompt in subject.prompts:
             drawn = offered(subject, version, prompt, prompt_logprobs=True)
             if drawn is None:
@@ -74,11 +78,12 @@ def check_prompt_logprobs(subject: Subject) -> None:
 def check_top_logprobs(subject: Subject) -> None:
     """The likeliest tokens at each position, in order, at temperature 1 whatever the sampling."""
     for version in (BASE, *serve(subject)):
-        require(sample(subject, version)[0].top_tokens is None, "top_tokens are given only if asked for")
+        unasked = sample(subject, version, max_tokens=1)[0].top_tokens
+        require(unasked is None, "top_tokens are given only if asked for")
         drawn = offered(subject, version, temperature=1.3, top_logprobs=3)
         if drawn is None:
             raise NotOfferedError("top_logprobs")
-        (greedy,) = sample(subject, version, seeds=(1,), temperature=0.0)
+        (greedy,) = sample(subject, version, seeds=(1,), temperature=0.0, max_tokens=1)
         for one in drawn:
             tokens, logprobs = one.top_tokens, one.top_logprobs
             shape = (len(one.tokens), 3)
@@ -98,8 +103,9 @@ def check_scaled_logprobs(subject: Subject) -> None:
     """Logprobs at the request's temperature without truncation, where that is asked for, and only there."""
     versions = (BASE, *serve(subject))
     for version in versions:
-        require(sample(subject, version)[0].scaled_logprobs is None, "they are given only if asked for")
-        if offered(subject, version, scaled_logprobs=True) is None:
+        unasked = sample(subject, version, max_tokens=1)[0].scaled_logprobs
+        require(unasked is None, "they are given only if asked for")
+        if offered(subject, version, max_tokens=1, scaled_logprobs=True) is None:
             raise NotOfferedError("scaled_logprobs")
     prompts = subject.prompts[:1]
     for version, drawn in _at_all_shapes(subject, versions, prompts, scaled_logprobs=True).items():
@@ -164,7 +170,7 @@ def _at_all_shapes(
     shapes = [shape for shape in SHAPES if offered(subject, versions[0], **probe, **shape)]
     asked = [(version, shape, prompt) for version in versions for shape in shapes for prompt in prompts]
     requests = [
-        SampleRequest(prompt, SamplingParams(8, **shape), version, (1, 2, 3), **options)
+        SampleRequest(prompt, SamplingParams(LENGTH, **shape), version, (1, 2), **options)
         for version, shape, prompt in asked
     ]
     drawn: dict[str, list[_Drawn]] = {version: [] for version in versions}

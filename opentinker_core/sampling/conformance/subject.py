@@ -15,6 +15,9 @@ _REQUESTS = ("prompt_logprobs", "top_logprobs", "scaled_logprobs", "about_prompt
 OPTIONAL = frozenset(("stop", "top_k", "top_p", "min_p", *_REQUESTS))
 """Fields that a sampler may refuse, with a `UsageError` that names them."""
 
+LENGTH = 5
+"""Tokens of a completion where nothing else is said: the one after the prompt, and some after one another."""
+
 Completions = list[SampledSequence]
 Score = Callable[[str, Sequence[Datum]], list[np.ndarray]]
 """The true logprobs (N,) of each datum's targets, 0 where its mask is false, under a version or `BASE`."""
@@ -102,8 +105,16 @@ def sample(
     seeds: tuple[int, ...] = (1, 2, 3),
     **options: Any,
 ) -> Completions:
-    """Completions of one request; options are fields of its params (8 tokens if not said), or its own."""
+    """Completions of one request; options are fields of its params (else `LENGTH` tokens), or its own."""
     return answer(subject, [_request(subject, version, prompt, seeds, options)])[0]
+
+
+def sample_each(
+    subject: Subject, versions: Sequence[str], *, seeds: tuple[int, ...] = (1, 2, 3), **options: Any
+) -> dict[str, Completions]:
+    """`sample` of each version, asked for together, by version."""
+    requests = [_request(subject, version, None, seeds, options) for version in versions]
+    return dict(zip(versions, answer(subject, requests), strict=True))
 
 
 def offered(
@@ -131,7 +142,7 @@ def _request(
     options: dict[str, Any],
 ) -> SampleRequest:
     own = {name: value for name, value in options.items() if name in _REQUESTS}
-    params = {"max_tokens": 8} | {name: value for name, value in options.items() if name not in own}
+    params = {"max_tokens": LENGTH} | {name: value for name, value in options.items() if name not in own}
     return SampleRequest(prompt or subject.prompts[0], SamplingParams(**params), version, seeds, **own)
 
 

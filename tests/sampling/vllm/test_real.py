@@ -48,16 +48,14 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.005)
 
 
-def requests_of(
-    reference: Reference, versions: list[str], max_tokens: int = 8, seeds: tuple[int, ...] = (1, 2)
-) -> list[SampleRequest]:
+def requests_of(reference: Reference, versions: list[str], max_tokens: int) -> list[SampleRequest]:
     """Every version with every shape; prompts go round."""
     return [
         SampleRequest(
             reference.ids(PROMPTS[(v + s) % len(PROMPTS)]),
             SamplingParams(max_tokens, **shape),  # type: ignore[arg-type]
             version,
-            seeds,
+            (1,),
         )
         for v, version in enumerate(versions)
         for s, shape in enumerate(SHAPES)
@@ -74,7 +72,7 @@ def test_the_quickstart_trains_with_vllm_and_takes_its_server_along(
         f"runtime.vllm.max_model_len={CONFIG.max_model_len}",
         "runtime.threads=1",
         "rl.steps=2",
-        "rl.groups=3",
+        "rl.groups=2",
         "record.mlflow=false",
         "evaluation={episodes: 2, samples: 1}",
     ]
@@ -89,6 +87,7 @@ def test_the_quickstart_trains_with_vllm_and_takes_its_server_along(
         session.build_batch(step, session.rollout(step))
         metrics = session.update(step)
         assert metrics["logprob_gap_max"] < 1e-3
+        assert metrics["grad_norm"] > 0
         session.refresh(session.publish(step, metrics))
     assert session.version.number == 2
     assert 0 <= session.evaluate(session.version.ref).mean <= 1
@@ -101,7 +100,7 @@ def test_logprobs_are_the_trainers_for_all_versions_side_by_side(
     reference: Reference, sampler: VLLMSampler
 ) -> None:
     versions = [BASE, *(reference.refresh(sampler, policy) for policy in reference.published)]
-    asked = requests_of(reference, versions)
+    asked = requests_of(reference, versions, 8)
     gaps = np.concatenate(
         [
             np.abs(sequence.logprobs - reference.logprobs(request, sequence))
@@ -121,15 +120,15 @@ def test_base_rows_are_the_base_model_where_vllm_alone_would_give_them_an_adapte
 ) -> None:
     versions = [reference.refresh(sampler, policy) for policy in "ab"]
     prompt = reference.ids(PROMPTS[0])
-    mixed = [SampleRequest(prompt, SamplingParams(24), version, (1, 2)) for version in (BASE, *versions)]
+    mixed = [SampleRequest(prompt, SamplingParams(8), version, (1, 2)) for version in (BASE, *versions)]
     base = sampler.sample(mixed)[0]
     assert max(np.abs(one.logprobs - reference.logprobs(mixed[0], one)).max() for one in base) < 1e-3
 
     # The trap is armed: rows that name the base model itself, in the same company, are wrong.
     name = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
-    body = {"model": name, "prompt": list(prompt), "max_tokens": 24, "seed": 1, "logprobs": 0}
+    body = {"model": name, "prompt": list(prompt), "max_tokens": 8, "seed": 1, "logprobs": 0}
     body |= {"return_token_ids": True, "ignore_eos": True}
-    company = [SampleRequest(prompt, SamplingParams(96), version, (1, 2)) for version in versions]
+    company = [SampleRequest(prompt, SamplingParams(48), version, (1, 2)) for version in versions]
     beside = threading.Thread(target=lambda: sampler.sample(company))
     beside.start()
     wait_for(lambda: sum(sampler.running()) == 4)
@@ -142,7 +141,7 @@ def test_base_rows_are_the_base_model_where_vllm_alone_would_give_them_an_adapte
 
 def test_tokens_do_not_depend_on_company(reference: Reference, sampler: VLLMSampler) -> None:
     versions = [BASE, reference.refresh(sampler, "a"), reference.refresh(sampler, "b")]
-    asked = requests_of(reference, versions)
+    asked = requests_of(reference, versions, 6)
     together = sampler.sample(asked)
     alone = [sampler.sample([request])[0] for request in asked[::4]]
     assert [tokens(one) for one in alone] == [tokens(one) for one in together[::4]]
@@ -152,7 +151,7 @@ def test_tokens_do_not_depend_on_company(reference: Reference, sampler: VLLMSamp
 
 def test_a_newer_version_comes_while_the_older_one_serves(reference: Reference, sampler: VLLMSampler) -> None:
     old = reference.refresh(sampler, "a", 1)
-    request = SampleRequest(reference.ids(PROMPTS[0]), SamplingParams(40), old, (1, 2, 3, 4))
+    request = SampleRequest(reference.ids(PROMPTS[0]), SamplingParams(28), old, (1, 2))
     expected = sampler.sample([request])[0]
     answers: list[list[SampledSequence]] = []
     running = threading.Thread(target=lambda: answers.extend(sampler.sample([request])))
@@ -186,12 +185,12 @@ def test_stops_belong_to_the_completion_and_greedy_takes_the_likeliest(
     reference: Reference, sampler: VLLMSampler
 ) -> None:
     prompt = reference.ids(PROMPTS[0])
-    free = sampler.sample([SampleRequest(prompt, SamplingParams(30), BASE, (3,))])[0][0]
+    free = sampler.sample([SampleRequest(prompt, SamplingParams(16), BASE, (3,))])[0][0]
     stop_id, text = int(free.tokens[7]), reference.tokenizer.decode(free.tokens[10:12])
     first = free.tokens.tolist().index(stop_id) + 1
     by_id, by_text = (
         sampler.sample([SampleRequest(prompt, params, BASE, (3,))])[0][0]
-        for params in (SamplingParams(30, stop_token_ids=(stop_id,)), SamplingParams(30, stop=(text,)))
+        for params in (SamplingParams(16, stop_token_ids=(stop_id,)), SamplingParams(16, stop=(text,)))
     )
     assert by_id.tokens.tolist() == free.tokens[:first].tolist()
     assert by_text.tokens.tolist() == free.tokens[: len(by_text.tokens)].tolist()
@@ -222,7 +221,7 @@ def subject(reference: Reference, server: Up, tmp_path_factory: pytest.TempPathF
         tmp_path_factory.mktemp("conformance"),
         lora=LoRAConfig(rank=8, alpha=16.0),
         spread=0.02,
-        texts=("3+4=", "Once upon a time, there was"),
+        texts=("3+", "Once upon a time,"),
         context=CONFIG.max_model_len,
         tolerance=1e-3,
         rounding=1e-3,
@@ -246,7 +245,7 @@ def test_a_server_that_was_killed_is_started_again_and_gets_its_adapters(
     reference: Reference, sampler: VLLMSampler, server: Up
 ) -> None:
     version = reference.refresh(sampler, "c")
-    request = SampleRequest(reference.ids(PROMPTS[2]), SamplingParams(24), version, (1, 2))
+    request = SampleRequest(reference.ids(PROMPTS[2]), SamplingParams(16), version, (1, 2))
     expected = sampler.sample([request])[0]
     command = ["-m", "vllm.entrypoints.openai.api_server"]  # its guard's names it too, further behind
     worker = next(one for one in server.family() if one.cmdline()[1:3] == command)
