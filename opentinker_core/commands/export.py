@@ -96,4 +96,6 @@ def _write_merged(workspace: "Workspace", version: "PolicyVersion", target: Path
     merge(model, read_peft(snapshot, ModelLayout.of(linear_shapes(model)), model.device))
     with no_progress_bar():
         model.to(getattr(torch, wanted)).save_pretrained(target)
+    for weights in target.glob("*.safetensors"):  # written for their owner alone; the others are for all
+        weights.chmod((target / "config.json").stat().st_mode)
     load_tokenizer(source).save_pretrained(target)

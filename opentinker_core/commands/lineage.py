@@ -102,7 +102,8 @@ def _print_report(report: "LineageReport", console: "Console", show_all: bool) -
             "MLflow run": run.mlflow_run_id or "not recorded",
         }
     _section(console, version.ref, [[name, value] for name, value in facts.items()])
-    chain = report.ancestry if show_all else report.ancestry[:_SHOWN]
+    # a row of its own says more than that there is one
+    chain = report.ancestry if show_all or len(report.ancestry) == _SHOWN + 1 else report.ancestry[:_SHOWN]
     _section(console, "Ancestry", _ancestry(chain), header=True)
     if len(chain) < len(report.ancestry):
         console.print(f"  and {len(report.ancestry) - len(chain)} older ones (--all)")

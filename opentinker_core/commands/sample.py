@@ -32,14 +32,16 @@ def sample(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Generate text with a policy version, from its published snapshot."""
+    if not prompt:
+        raise UsageError("PROMPT: empty; accepted: some text")
+    if stop and "" in stop:
+        raise UsageError("--stop: empty; accepted: some text")
+    engine, ref = _open(version, model)
     from envs.protocol import Observation
     from opentinker_core.models.renderer import Renderer
     from opentinker_core.sampling.protocol import SampleRequest, SamplingParams
     from opentinker_core.seeds import derive_seed
 
-    if not prompt:
-        raise UsageError("PROMPT: empty; accepted: some text")
-    engine, ref = _open(version, model)
     renderer = Renderer(engine.tokenizer, "chat" if chat else "plain")
     stops = tuple(stop or ())
     params = SamplingParams(max_tokens, temperature, top_p, top_k, renderer.stop_token_ids, stops, min_p)
@@ -57,15 +59,16 @@ def sample(
 def _open(version: str, model: str) -> "tuple[Engine, str]":
     """The engine of the version's base model, with the version ready to be sampled."""
     from opentinker_core.config.schema import RuntimeConfig
-    from opentinker_core.runtime.engine import open_engine
     from opentinker_core.runtime.workspace import Workspace
 
     workspace = Workspace()
-    if version == _BASE:
-        return open_engine(model, RuntimeConfig(), workspace.home, workspace.snapshots.fetch), _BASE
-    found = workspace.catalog.version(version)
-    base_model = workspace.catalog.policy(found.policy_name).base_model
+    found = None if version == _BASE else workspace.catalog.version(version)
+    base_model = model if found is None else workspace.catalog.policy(found.policy_name).base_model
+    from opentinker_core.runtime.engine import open_engine  # takes seconds: a wrong name is told before
+
     engine = open_engine(base_model, RuntimeConfig(), workspace.home, workspace.snapshots.fetch)
+    if found is None:
+        return engine, _BASE
     engine.sampler.refresh(found.ref, found.sampler.uri, found.sampler.digest)
     return engine, found.ref
 

@@ -97,7 +97,8 @@ def find_set(catalog: "Catalog", target: str) -> tuple["TrajectorySet", "Run"]:
     ]
     if not fitting:
         raise NotFoundError(
-            f"{target!r:.80} is neither a run nor a trajectory set; accepted: also a set's URI"
+            f"{target!r:.80} is neither a run nor a trajectory set; "
+            "accepted: the name or id of a run (`opentinker runs`), the id or URI of a set"
         )
     if len(fitting) > 1:
         raise UsageError(f"{target!r} fits {len(fitting)} trajectory sets; accepted: more of the id")

@@ -101,7 +101,7 @@ class SamplingConfig(Frozen):
     """0: no limit."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     """0: no limit; else tokens less likely than this share of the likeliest one are dropped."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     render: Literal["plain", "chat"] = "plain"
     """`chat` renders observations with the model's chat template; `plain` encodes them as text."""
 
@@ -228,6 +228,15 @@ class ObjectiveConfig(Frozen):
     kl_reference: Literal["base", "start"] = "base"
     """Whom the penalty draws towards: the base model, or the version that the RL phase began with."""
     normalizer: Normalizer = Normalizer.TOKENS
+
+    @model_validator(mode="after")
+    def _draws(self) -> "ObjectiveConfig":
+        if self.kl_reference != "base" and self.kl_coefficient == 0:
+            raise ValueError(
+                f"kl_reference is {self.kl_reference!r} and kl_coefficient 0; "
+                "accepted: a kl_coefficient above 0, without which there is no penalty"
+            )
+        return self
 
     @property
     def needs_start(self) -> bool:

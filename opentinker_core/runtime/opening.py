@@ -6,7 +6,7 @@ from pathlib import Path
 
 from opentinker_core.config.schema import TrainConfig
 from opentinker_core.digests import digest_json
-from opentinker_core.errors import NotFoundError, UsageError
+from opentinker_core.errors import NotFoundError, OpenTinkerError, UsageError
 from opentinker_core.policies.catalog import Catalog
 from opentinker_core.policies.refs import BASE
 from opentinker_core.policies.types import Policy, PolicyVersion, Run, RunStatus
@@ -130,7 +130,10 @@ def starting_version(catalog: Catalog, config: TrainConfig) -> PolicyVersion | N
     start = config.policy.start
     if start == _FRESH:
         return None
-    version = catalog.version(start if "@" in start else f"{config.policy.name}@{start}")
+    try:
+        version = catalog.version(start if "@" in start else f"{config.policy.name}@{start}")
+    except OpenTinkerError as error:
+        raise UsageError(f"policy.start: {start!r:.80} names no version: {error}") from error
     source = catalog.policy(version.policy_name)
     for field, ours, theirs in (
         ("base_model", config.policy.base_model, source.base_model),

@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from opentinker_core.trajectories.parts import Part, parts_of
 from opentinker_core.trajectories.types import Trajectory, Turn
 
 Decode = Callable[[list[int]], str]
@@ -29,9 +30,12 @@ def render(trajectory: Trajectory, decode: Decode | None = None, *, brackets: bo
     if decode is None and "prompt" in trajectory.info:
         parts.append(Text(_visible(f"prompt: {trajectory.info['prompt']}"), style="italic"))
     parts += [_body(trajectory, decode, brackets), _turns(trajectory)]
+    if not trajectory.turns:
+        parts.append(Text("no turn of this agent: it is not trained on", style="italic"))
     if "error" in trajectory.info:
         parts.append(Text(_visible(f"error: {trajectory.info['error']}"), style="red"))
-    reward = "missing" if trajectory.reward is None else f"{trajectory.reward:g}"
+    value = Part((trajectory,)).reward
+    reward = "missing" if value is None else f"{value:g}"
     title = (
         f"{trajectory.trajectory_id}  {trajectory.environment}  seed {trajectory.seed}  "
         f"reward {reward}  ended: {trajectory.end_reason}"
@@ -61,7 +65,7 @@ def summary(trajectory: Trajectory, decode: Decode | None = None, *, tokens: boo
         "group": trajectory.group,
         "member": trajectory.member,
         "end_reason": str(trajectory.end_reason),
-        "reward": trajectory.reward,
+        "reward": Part((trajectory,)).reward,
         "tokens": len(trajectory.tokens_T),
         "trained_tokens": trajectory.sampled_tokens,
         "turns": [_turn_summary(trajectory, turn, decode) for turn in trajectory.turns],
@@ -77,8 +81,8 @@ def summary(trajectory: Trajectory, decode: Decode | None = None, *, tokens: boo
 
 
 def mean_reward(trajectories: Sequence[Trajectory]) -> float | None:
-    """Mean over the episodes whose reward is known; None if there are none."""
-    rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
+    """Mean over the agents' parts of episodes whose reward is known; None if there are none."""
+    rewards = [part.reward for part in parts_of(trajectories) if part.reward is not None]
     return sum(rewards) / len(rewards) if rewards else None
 
 

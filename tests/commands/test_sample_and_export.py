@@ -75,6 +75,7 @@ def test_a_merged_model_gives_the_logits_of_base_and_adapter(trained: RunSession
     from peft import PeftModel
 
     _json("export", "adder", str(tmp_path / "merged"), "--merged", "--dtype", "float32")
+    assert len({path.stat().st_mode for path in (tmp_path / "merged").iterdir()}) == 1
     _json("export", "adder", str(tmp_path / "adapter"))
     base = AutoModelForCausalLM.from_pretrained(trained.engine.source.path, dtype=torch.float32)
     with_adapter = PeftModel.from_pretrained(base, tmp_path / "adapter")

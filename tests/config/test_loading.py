@@ -69,6 +69,8 @@ def test_text_that_yaml_would_take_for_more_stays_text(config: Path, text: str) 
         ("policy.lora.rank=-4", ["policy.lora.rank", "-4", "greater than or equal to 1"]),
         ("policy.lora.target_modules=3", ["policy.lora.target_modules", "3", "'all-linear'", "a list"]),
         ("rl.objective.normalizer=mean", ["rl.objective.normalizer", "'mean'", "'tokens'", "'constant'"]),
+        ("rl.sampling.stop=['']", ["rl.sampling.stop", "''", "at least 1 character"]),
+        ("rl.objective.kl_reference=start", ["rl.objective", "'start'", "a kl_coefficient above 0"]),
         ("rl.optimizer.learning_rate=.inf", ["rl.optimizer.learning_rate", "inf", "finite"]),
         ("policy.name=../x", ["policy.name", "'../x'", "letters, digits"]),
         ("policy=4", ["policy", "4", "base_model"]),

@@ -219,7 +219,8 @@ def test_a_run_can_fork_another_policy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"start": "99"}, "adder@99"),
+        ({"start": "99"}, r"policy\.start: '99' names no version: .*adder@99"),
+        ({"start": "adder@"}, r"policy\.start: 'adder@' names no version"),
         ({"start": "0"}, "was pruned"),
         ({"start": "latest", "lora": {"rank": 2}}, r"policy\.lora"),
     ],

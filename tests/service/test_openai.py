@@ -242,6 +242,23 @@ def test_what_is_wrong_is_an_error_of_openais(
     assert raised.value.body["type"] == "invalid_request_error"
 
 
+def test_null_is_what_is_not_given_and_the_newer_limit_goes_before(client: openai.OpenAI) -> None:
+    left_open = ("n", "top_k", "min_p", "stop_token_ids", "ignore_eos", "return_token_ids", "stop", "top_p")
+    plain = complete(client, "tiny", seed=3)
+    null: Any = complete(client, "tiny", seed=3, extra_body=dict.fromkeys(left_open))
+    assert null.choices[0].text == plain.choices[0].text
+    assert len(null.choices) == 1
+    both = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "1+1="}],
+        max_tokens=8,
+        max_completion_tokens=2,
+        extra_body={"ignore_eos": True},
+    )
+    assert both.usage is not None
+    assert both.usage.completion_tokens == 2
+
+
 def test_without_a_key_nothing_is_sampled(live: Live) -> None:
     with (
         openai.OpenAI(base_url=f"{live.url}/v1", api_key="tml-wrong", max_retries=0) as client,

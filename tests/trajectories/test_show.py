@@ -7,6 +7,8 @@ from io import StringIO
 from hypothesis import given
 from rich.console import Console
 
+from opentinker_core.trajectories.fsm import TrajectoryBuilder
+from opentinker_core.trajectories.parts import UNTURNED
 from opentinker_core.trajectories.show import Decode, mean_reward, render, spans, summary
 from opentinker_core.trajectories.types import EndReason, Trajectory
 from tests.trajectories.strategies import demonstration, trajectories, two_turns
@@ -78,6 +80,16 @@ def test_the_summary_is_json_with_text_and_tokens_on_request() -> None:
 
 
 def test_missing_rewards_do_not_enter_the_mean() -> None:
-    failed = replace(two_turns(), end_reason=EndReason.FAILED)
+    failed = replace(two_turns(), member=1, end_reason=EndReason.FAILED)
     assert mean_reward([failed, demonstration()]) == 1.0
     assert mean_reward([failed]) is None
+
+
+def test_an_agent_that_won_before_its_first_turn_has_its_reward_and_nothing_to_train() -> None:
+    builder = TrajectoryBuilder(trajectory_id="w", agent="solver", environment="arithmetic", seed=7, group=1)
+    won = replace(builder.terminate(EndReason.DONE), info={UNTURNED: 1.0})
+    text = shown(won, colour=False)
+    assert "reward 1 " in text
+    assert "no turn of this agent: it is not trained on" in text
+    assert summary(won)["reward"] == 1.0
+    assert mean_reward([won, two_turns()]) == (1.0 + 1.25) / 2

@@ -6,7 +6,7 @@ ignored, as they are by other servers.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from opentinker_core.errors import UsageError
 
@@ -67,6 +67,14 @@ class Body(BaseModel):
     """As in vLLM: the model's own stop tokens do not end a completion."""
     return_token_ids: bool = False
     """As in vLLM: the ids of the prompt's and the completions' tokens are given too."""
+
+    @field_validator("n", "top_k", "min_p", "stop_token_ids", "ignore_eos", "return_token_ids", mode="before")
+    @classmethod
+    def _null_is_not_given(cls, value: object, info: ValidationInfo) -> object:
+        """As for the other fields: clients write null for what they leave open."""
+        assert info.field_name is not None
+        field = cls.model_fields[info.field_name]
+        return field.get_default(call_default_factory=True) if value is None else value
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -135,7 +143,7 @@ class ChatBody(Body):
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=4096)]
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    """Another name of `max_tokens`; None: as many as there is room for."""
+    """The newer name of `max_tokens`, before which it goes; None: as many as there is room for."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
 

@@ -24,7 +24,7 @@ async def chat_completions(service: Serving, who: Who, request: Request, body: C
     """Answer messages; streamed, as the tokens come, if `stream` is true."""
     body.check()
     prompt = Observation(tuple(_message(message) for message in body.messages))
-    room = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    room = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     asked = await ask(service, who.tenant, body, "chat", [prompt], room, body.top_logprobs or 0)
     return await respond(request, body, asked, _Answer(asked, body))
 
