@@ -1,6 +1,7 @@
 """`opentinker trajectories`: sets are found by URI, by id and by run, and shown as text, ids or JSON."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def show_json(*arguments: str) -> dict[str, Any]:
 
 def test_a_set_of_any_place_is_shown_by_its_uri(tmp_path: Path) -> None:
     store = TrajectoryStore((tmp_path / "elsewhere").as_uri(), tmp_path / "cache")
-    uri = store.save(("run", "step"), [two_turns(), demonstration()]).uri
+    uri = store.save(("run", "step"), [two_turns(), replace(demonstration(), member=1)]).uri
     output = invoke("show", uri, "--limit", "1")
     assert "2 episodes, mean reward 1.125" in output
     assert "10 11 ⟦20 21⟧ 12 ⟦22⟧ 13" in output
