@@ -29,8 +29,7 @@ from opentinker_core.agents.stepping import Stepper
 from opentinker_core.errors import UsageError
 from opentinker_core.sampling.protocol import Sampler
 from opentinker_core.seeds import derive_seed
-from opentinker_core.trajectories.parts import UNTURNED
-from opentinker_core.trajectories.types import EndReason, Trajectory
+from opentinker_core.trajectories.types import UNTURNED, EndReason, Trajectory
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 
 from opentinker_core.trajectories.types import EndReason, Trajectory
 
-UNTURNED = "reward"
-"""In the info of a trajectory without turns: the reward of its agent, which stands on no turn."""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -49,10 +46,10 @@ class Part:
 
     @property
     def reward(self) -> float | None:
-        """Of the whole part; None: missing. An agent may win, or lose, before it has said anything."""
+        """Of the whole part; None: missing."""
         rewards = self.rewards
-        if rewards == ():
-            return self.rows[0].info.get(UNTURNED)
+        if rewards == ():  # it has said nothing
+            return self.rows[0].reward
         return None if rewards is None else math.fsum(rewards)
 
 

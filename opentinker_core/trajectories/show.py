@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from opentinker_core.trajectories.parts import Part, parts_of
+from opentinker_core.trajectories.parts import parts_of
 from opentinker_core.trajectories.types import Trajectory, Turn
 
 Decode = Callable[[list[int]], str]
@@ -34,8 +34,7 @@ def render(trajectory: Trajectory, decode: Decode | None = None, *, brackets: bo
         parts.append(Text("no turn of this agent: it is not trained on", style="italic"))
     if "error" in trajectory.info:
         parts.append(Text(_visible(f"error: {trajectory.info['error']}"), style="red"))
-    value = Part((trajectory,)).reward
-    reward = "missing" if value is None else f"{value:g}"
+    reward = "missing" if trajectory.reward is None else f"{trajectory.reward:g}"
     title = (
         f"{trajectory.trajectory_id}  {trajectory.environment}  seed {trajectory.seed}  "
         f"reward {reward}  ended: {trajectory.end_reason}"
@@ -65,7 +64,7 @@ def summary(trajectory: Trajectory, decode: Decode | None = None, *, tokens: boo
         "group": trajectory.group,
         "member": trajectory.member,
         "end_reason": str(trajectory.end_reason),
-        "reward": Part((trajectory,)).reward,
+        "reward": trajectory.reward,
         "tokens": len(trajectory.tokens_T),
         "trained_tokens": trajectory.sampled_tokens,
         "turns": [_turn_summary(trajectory, turn, decode) for turn in trajectory.turns],

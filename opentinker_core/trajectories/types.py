@@ -13,6 +13,8 @@ import numpy as np
 from opentinker_core.trajectories.checks import DEMONSTRATION as DEMONSTRATION
 from opentinker_core.trajectories.checks import check_datum, check_trajectory, frozen_array
 
+UNTURNED = "reward"
+"""In the info of a trajectory without turns: the reward of its agent, which stands on no turn."""
 _TRAJECTORY_ARRAYS = {"tokens_T": "int32", "mask_T": "bool", "logprobs_T": "float32"}
 _DATUM_ARRAYS = {
     "input_tokens_N": "int64",
@@ -100,11 +102,14 @@ class Trajectory:
 
     @property
     def reward(self) -> float | None:
-        """Sum of the turns' rewards; None (missing) if the episode failed or a reward is missing."""
+        """Sum of the turns' rewards; None (missing) if the episode failed or a reward is missing.
+
+        An agent may win, or lose, before its first turn: then it is the one that `info` holds.
+        """
         rewards = [turn.reward for turn in self.turns if turn.reward is not None]
-        if self.end_reason is EndReason.FAILED or not self.turns or len(rewards) < len(self.turns):
+        if self.end_reason is EndReason.FAILED or len(rewards) < len(self.turns):
             return None
-        return math.fsum(rewards)
+        return math.fsum(rewards) if rewards else self.info.get(UNTURNED)
 
     @property
     def sampled_tokens(self) -> int:

@@ -8,9 +8,8 @@ from hypothesis import given
 from rich.console import Console
 
 from opentinker_core.trajectories.fsm import TrajectoryBuilder
-from opentinker_core.trajectories.parts import UNTURNED
 from opentinker_core.trajectories.show import Decode, mean_reward, render, spans, summary
-from opentinker_core.trajectories.types import EndReason, Trajectory
+from opentinker_core.trajectories.types import UNTURNED, EndReason, Trajectory
 from tests.trajectories.strategies import demonstration, trajectories, two_turns
 
 DIM, GREEN, CYAN = "\x1b[2m", "\x1b[1;32m", "\x1b[1;36m"
