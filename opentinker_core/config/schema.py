@@ -241,7 +241,7 @@ class ObjectiveConfig(Frozen):
     @property
     def needs_start(self) -> bool:
         """Whether the version that the RL phase began with is needed until its end."""
-        return self.kl_coefficient > 0 and self.kl_reference == "start"
+        return self.kl_reference == "start"
 
 
 class SFTPhase(Frozen):

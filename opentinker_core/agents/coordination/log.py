@@ -137,7 +137,7 @@ class EventLog:
                 number = len(self._events)
                 event = Event(kind, generation, detail=json.loads(text), number=number, **fields)
                 # set on the new event before anybody has it; a second one costs as much as all else here
-                object.__setattr__(event, "digest", _sealed(event, text, _last_digest(self._events)))
+                object.__setattr__(event, "digest", _seal(event, text, _last_digest(self._events)))
                 self._events.append(event)
             return self._events
 
@@ -163,7 +163,7 @@ class EventLog:
                 event = Event(**{**values, "kind": Kind(values["kind"])})
             except (ValueError, TypeError, KeyError) as error:
                 raise OpenTinkerError(f"log: line {number + 1} is no event: {line!r:.80}") from error
-            if event.number != number or event.digest != _sealed(
+            if event.number != number or event.digest != _seal(
                 event, canonical_json(event.detail), log.digest
             ):
                 raise OpenTinkerError(f"log: line {number + 1} was changed, or lines before it are missing")
@@ -175,7 +175,7 @@ def _last_digest(events: Sequence[Event]) -> str:
     return events[-1].digest if events else _START
 
 
-def _sealed(event: Event, detail: bytes, before: str) -> str:
+def _seal(event: Event, detail: bytes, before: str) -> str:
     """The digest of an event after that of the one before it; `detail`: its own, as JSON."""
     head = [before, event.number, event.kind, event.generation, event.episode, event.round]
     head += [event.agent, event.attempt, event.version]
