@@ -7,21 +7,29 @@ RERUNS ?= 1
 AGAIN := --reruns $(RERUNS) --max-suite-reruns 5 --rerun-show-tracebacks
 STAMP := $(VENV)/.installed
 
-.PHONY: setup quickstart test fuzz lint format clean
+# Else every process that is started would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: setup quickstart test pytest fuzz lint format clean
 setup: $(STAMP)
 
+# Compiled on all cores at the end, where pip would do it on one; what does not compile is left.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed (PYTHON=... chooses one)") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,postgres]'
+	$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null 2>&1 || true
 	touch $(STAMP)
 
 quickstart: setup  ## Train SmolLM2-135M with RL on the embedded defaults
 	$(BIN)/opentinker models fetch smollm2-135m
 	$(BIN)/opentinker train deployments/configs/quickstart.yaml
 
-test: setup lint  ## Lint, types, import direction, all tests
+test: setup  ## Lint, types, import direction and all tests, side by side
+	$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+pytest: setup
 	$(BIN)/python -m pytest $(AGAIN) -n $(WORKERS)
 
 fuzz: setup  ## 10,000 wrong requests against a live server (CASES, SEED)

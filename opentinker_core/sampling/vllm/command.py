@@ -84,6 +84,7 @@ def _context(source: ModelSource) -> int:
 def _environment(config: VLLMConfig, device: str, home: Path) -> dict[str, str]:
     environment = {
         "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # where it is set, every start would compile vLLM anew
         "HF_HUB_OFFLINE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if config.max_loras else "0",
         "VLLM_NO_USAGE_STATS": "1",

