@@ -13,13 +13,12 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: setup quickstart test pytest fuzz lint format clean
 setup: $(STAMP)
 
-# Compiled on all cores at the end, where pip would do it on one; what does not compile is left.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed (PYTHON=... chooses one)") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,postgres]'
-	$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null 2>&1 || true
+	$(BIN)/python deployments/precompile.py
 	touch $(STAMP)
 
 quickstart: setup  ## Train SmolLM2-135M with RL on the embedded defaults
