@@ -10,7 +10,8 @@ pytestmark = pytest.mark.learning
 
 
 def test_policies_that_change_seats_exchange_their_curves(tmp_path: Path) -> None:
-    short = ["sft.steps=6", "sft.publish_every=6", "sft.examples=60", "rl.steps=3", "evaluation.episodes=10"]
+    short = ["sft.steps=6", "sft.publish_every=6", "sft.examples=60"]
+    short += ["rl.steps=3", "rl.groups=12", "evaluation.episodes=10"]
     config = collecting(3, 0, *short)
     one = learn(config, tmp_path / "one")
     other = learn(exchanged(config, "p1", "p2"), tmp_path / "other")

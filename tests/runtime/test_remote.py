@@ -18,6 +18,8 @@ from tests.service.live import Live, serving
 
 LORA = {"rank": 4, "alpha": 32.0, "target_modules": "all-linear"}
 POLICY = {**CONFIG["policy"], "lora": LORA}
+RL = {**CONFIG["rl"], "groups": 4}
+"""Every completion is a request or two."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def _key(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config_of(live: Live | None, **changes: object) -> TrainConfig:
     runtime = {"threads": 1} | ({"url": live.url} if live else {})
-    return small_config(policy=POLICY, runtime=runtime, **changes)
+    return small_config(**{"policy": POLICY, "rl": RL, "runtime": runtime} | changes)
 
 
 def _saved(live: Live) -> set[str]:
@@ -47,7 +49,7 @@ def _saved(live: Live) -> set[str]:
 @pytest.mark.parametrize("reference", ["base", "start"])
 def test_a_remote_run_learns_what_a_local_one_does(live: Live, tmp_path: Path, reference: str) -> None:
     before = _saved(live)
-    rl = {**CONFIG["rl"], "objective": {"kl_coefficient": 0.01, "kl_reference": reference}}
+    rl = {**RL, "objective": {"kl_coefficient": 0.01, "kl_reference": reference}}
     remote, local = (
         train(tmp_path / name, config_of(where, rl=rl)) for name, where in (("r", live), ("l", None))
     )
