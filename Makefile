@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 RERUNS ?= 1
 AGAIN := --reruns $(RERUNS) --max-suite-reruns 5 --rerun-show-tracebacks
 STAMP := $(VENV)/.installed

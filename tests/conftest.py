@@ -32,6 +32,7 @@ _LONG = ("vllm", "learning", "servers", "processes")
 _PREFECT = ("training_flows", "train_together", "two_flows", "deployments")
 _TOGETHER = {f"tests/flows/test_{name}.py": "prefect" for name in _PREFECT}
 _TOGETHER |= dict.fromkeys(("tests/flows/test_pool.py", "tests/ui/test_pages.py"), "pool")
+_TOGETHER |= {f"tests/golden/test_{name}.py": "golden" for name in ("replay", "joint_replay")}
 _TOGETHER |= {f"tests/sampling/vllm/test_{name}.py": "vllm" for name in ("real", "real_canary")}
 """Files whose tests share servers, or whose servers do not fit side by side, by the name of their group."""
 

@@ -29,6 +29,7 @@ _FORK.set_forkserver_preload(
         "opentinker_core.service.app",
         "opentinker_core.service.core",
         "transformers.models.llama.modeling_llama",  # the tiny model's
+        "pandas",  # which pyarrow imports where it writes
     ]
 )
 """Nothing of Prefect or MLflow, which read the environment when they are imported."""
