@@ -24,6 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup  ## Train SmolLM2-135M with RL on the embedded defaults
 	$(BIN)/opentinker models fetch smollm2-135m
 	$(BIN)/opentinker train deployments/configs/quickstart.yaml
+	@echo 'the commands above are in $(BIN):  source $(BIN)/activate'
 
 test: setup  ## Lint, types, import direction and all tests, side by side
 	$(MAKE) --no-print-directory --jobs 2 lint pytest

@@ -113,6 +113,10 @@ def run(arguments: list[str]) -> int:
         return _fail(_settings_message(error), 2)
     except OpenTinkerError as error:
         return _fail(str(error), 1)
+    except UnicodeEncodeError:
+        if not (wrong := [one for one in arguments if not _is_text(one)]):
+            raise
+        return _fail(f"{wrong[0]!r:.80}: accepted: text in UTF-8", 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader (`| head`) is gone; nothing more to say
         return 1
@@ -121,6 +125,14 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     return 0
+
+
+def _is_text(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:  # bytes of the command line that are not UTF-8
+        return False
+    return True
 
 
 def _fail(message: str, code: int) -> int:

@@ -114,15 +114,17 @@ def evaluation_config(
     Raises:
         UsageError: there is no such version; or it has no run, as `base` has none, and no file is given.
     """
-    if path is not None:
-        return load_config(path, overrides)
     needed = f"{subject} belongs to no run; accepted: --config with a file that names the environment"
     if subject == "base":
-        raise UsageError(needed)
+        if path is None:
+            raise UsageError(needed)
+        return load_config(path, overrides)
     from opentinker_core.runtime.workspace import Workspace
 
     catalog = Workspace(settings).catalog
     version = catalog.version(subject)
+    if path is not None:
+        return load_config(path, overrides)
     if version.run_id is None:
         raise UsageError(needed)
     return validate_config(catalog.run(version.run_id).config, f"config of run {version.run_id}", overrides)

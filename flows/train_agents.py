@@ -93,6 +93,8 @@ def joint_run(config: AgentsConfig | None, joint_id: str | None) -> Iterator[Ope
             evaluate(one.run_id, BASE)
         if len(run.alone) < len(run.runs):
             evaluate_jointly(run.joint_id, BASE)
+        if run.next_step > 1 and all(one.next_step == run.next_step for one in run.runs):
+            evaluate_all(run, run.next_step - 1)  # a kill may have come between it and the versions
         for one in run.runs:
             link_lineage(one.run_id)
         yield run

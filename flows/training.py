@@ -26,6 +26,8 @@ def training_run(config: TrainConfig, run_id: str | None) -> Iterator[OpenRun]:
     session = session_of(run.run_id)
     try:
         evaluate(run.run_id, BASE)
+        if run.next_step > 1 and evaluates_at(run, run.next_step - 1):
+            evaluate(run.run_id, run.version)  # a kill may have come between it and its version
         link_lineage(run.run_id)
         yield run
         link_lineage(run.run_id)

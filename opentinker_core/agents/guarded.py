@@ -118,8 +118,9 @@ def _mapping(field: str, given: Any, accepted: Callable[[Any], bool], words: str
 
 
 def described(error: BaseException) -> str:
-    """Type and message of an exception, on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """Type and message of an exception, on one line, as text that can be stored: without lone surrogates."""
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    return line.encode(errors="backslashreplace").decode()
 
 
 def _expect(value: object, kind: type[T], name: str, call: str) -> None:

@@ -1,6 +1,7 @@
 """Reading a config: a YAML file, dotted `key=value` overrides, one clear message a mistake."""
 
 import re
+import reprlib
 from collections.abc import Hashable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +18,9 @@ _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z")
 _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
 _NULLS = {"", "null", "Null", "NULL", "~"}
 _MISSING = object()
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 4, 80, 80, 80
+"""Shows what a message has room for: with aliases, a few lines of YAML are a value without end."""
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -109,7 +113,9 @@ def apply_override(data: dict[str, Any], override: str) -> None:
             here[part] = {}
         if not isinstance(here[part], dict):
             at = ".".join(parts[: depth + 1])
-            raise UsageError(f"override {override!r}: {at} is {here[part]!r:.60}, which has no keys")
+            raise UsageError(
+                f"override {override!r}: {at} is {_SHORT.repr(here[part]):.60}, which has no keys"
+            )
         here = here[part]
     here[parts[-1]] = _override_value(text, override)
 
@@ -151,10 +157,12 @@ def _parse(text: str, source: str) -> Any:
         raise UsageError(f"{source}: not valid YAML: {error}") from error
     except RecursionError as error:
         raise UsageError(f"{source}: nested too deeply") from error
+    except ValueError as error:  # of Python itself: a number of thousands of digits
+        raise UsageError(f"{source}: not valid YAML: {str(error).partition(';')[0]}") from error
 
 
 def _override_value(text: str, override: str) -> Any:
-    value = _parse(text, f"override {override!r}")
+    value = _parse(text, f"override {override!r:.80}")
     # `-`, `a: b` and `#` are meant as text here: block collections and comments need more than a line.
     block = isinstance(value, list | dict) and not text.lstrip().startswith(("[", "{"))
     return text if block or (value is None and text.strip() not in _NULLS) else value
@@ -166,7 +174,7 @@ def _explain(error: ValidationError, data: dict[str, Any], schema: type[BaseMode
     for detail in error.errors(include_url=False):
         path, value = _locate(detail, data)
         field = "".join(f"{part}." for part in path)[:-1]
-        shown = "" if value is _MISSING or not path else f"{value!r:.80}: "
+        shown = "" if value is _MISSING or not path else f"{_SHORT.repr(value):.80}: "
         start = f"{field}: {shown}" if field else ""
         reason = _reason(detail, path, schema)
         if reason not in reasons.setdefault(start, []):

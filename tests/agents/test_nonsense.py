@@ -110,7 +110,7 @@ NONSENSE: dict[str, Nonsense] = {
 @pytest.mark.parametrize("name", NONSENSE)
 def test_nonsense_costs_its_own_episode(place: str, name: str) -> None:
     log = EventLog()
-    assert lost(played(rude(place, NONSENSE[name]), log))
+    assert lost(played(rude(place, NONSENSE[name]), log)).encode()  # which is stored
     assert check(log, PROTOCOL) == []
 
 

@@ -99,6 +99,12 @@ def test_several_mistakes_are_all_told_one_line_each(config: Path) -> None:
     assert [line.split(":")[0].strip() for line in text.splitlines()[1:]] == ["seed", "rl.steps"]
 
 
+_ALIASES = b"a: &a0 ['', '', '']\n" + b"".join(
+    f"{'b' * n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n".encode() for n in range(1, 30)
+)
+"""As many values as there are atoms, of which a message shows some."""
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -110,6 +116,8 @@ def test_several_mistakes_are_all_told_one_line_each(config: Path) -> None:
         (b"name: \x00\n", "not valid YAML"),
         (b"? [a]\n: 1\n", "not valid YAML"),
         (b"[" * 5000, "nested too deeply"),
+        (b"seed: " + b"9" * 5000, "not valid YAML: Exceeds the limit (4300 digits)"),
+        (_ALIASES, "a: ['', '', '']: is not a known key"),
         (b"!!python/object/apply:os.getcwd []", "could not determine a constructor"),
     ],
 )

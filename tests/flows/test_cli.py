@@ -144,6 +144,19 @@ def test_a_run_that_does_not_exist_is_named() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_arguments_that_are_no_text_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["resume", "a\udcff"]) == 2  # as Python gives an argument of bytes that are not UTF-8
+    assert capsys.readouterr().err == "opentinker: 'a\\udcff': accepted: text in UTF-8\n"
+
+
+def test_a_version_that_does_not_exist_is_named_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = ROOT / "deployments" / "configs" / "quickstart.yaml"
+    assert run(["evaluate", "adder@3", "--config", str(config)]) == 2
+    assert "there is no 'adder'" in capsys.readouterr().err
+
+
 def test_deploy_without_a_server_says_how_to_start_one(tmp_path: Path) -> None:
     done = command("deploy", HOME=str(tmp_path))
     assert done.returncode == 1

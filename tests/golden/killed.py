@@ -32,7 +32,7 @@ def _die_around(owner: Any, name: str, count: int, *, after: bool) -> None:
 
 def _arm(point: str, count: int) -> None:
     from opentinker_core.policies.catalog import Catalog
-    from opentinker_core.runtime import session
+    from opentinker_core.runtime import joint, session
     from opentinker_core.runtime.policy_states import PolicyStates
     from opentinker_core.snapshots.store import BlobSnapshotStore
     from opentinker_core.training.trainer import Trainer
@@ -45,6 +45,8 @@ def _arm(point: str, count: int) -> None:
         "snapshot": (BlobSnapshotStore, "publish", True),  # one of two snapshots published
         "record": (Catalog, "publish_version", False),  # both published, no version recorded
         "recorded": (PolicyStates, "publish", True),  # recorded, the sampler not refreshed
+        "evaluation": (session.RunSession, "evaluate", False),  # the version is all there, not evaluated
+        "joint evaluation": (joint.JointSession, "evaluate", False),
     }[point]
     _die_around(owner, name, count, after=after)
 

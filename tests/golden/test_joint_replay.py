@@ -22,7 +22,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _outcome(printed: str) -> list[tuple[Any, ...]]:
-    keys = ("name", "token_ids_digest", "losses", "digest", "version", "steps")
+    keys = ("name", "token_ids_digest", "losses", "digest", "version", "steps", "evaluation")
     return [tuple(result[key] for key in keys) for result in json.loads(printed)]
 
 
@@ -41,6 +41,7 @@ def undisturbed(
         ("stored", 7),  # of the RL steps' episodes, those of one policy
         ("update", 17),  # one of the two has stepped
         ("recorded", 7),  # one of the two has published its first RL step
+        ("joint evaluation", 2),  # both have published their last step
     ],
 )
 def test_killed_and_resumed_it_ends_the_same(

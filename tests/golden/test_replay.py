@@ -30,7 +30,8 @@ def _train(home: Path, api: str, config: Path) -> dict[str, Any]:
 
 
 def _outcome(result: dict[str, Any]) -> tuple[Any, ...]:
-    return result["token_ids_digest"], result["losses"], result["digest"], result["version"], result["steps"]
+    keys = ("token_ids_digest", "losses", "digest", "version", "steps", "evaluation")
+    return tuple(result[key] for key in keys)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,10 @@ def test_a_second_run_is_the_same(
 
 @pytest.mark.parametrize(
     ("point", "count"),
-    [("rollout", 3), ("stored", 4), ("update", 8), ("snapshot", 9), ("record", 4), ("recorded", 5)],
+    [
+        *(("rollout", 3), ("stored", 4), ("update", 8), ("snapshot", 9), ("record", 4), ("recorded", 5)),
+        ("evaluation", 2),  # of the last version; the base model's came first
+    ],
 )
 def test_killed_and_resumed_it_ends_the_same(
     undisturbed: dict[str, Any], tmp_path: Path, prefect_api: str, config: Path, point: str, count: int

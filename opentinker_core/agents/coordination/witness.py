@@ -117,5 +117,4 @@ def _described(situation: Situation) -> dict[str, Any]:
 
 
 def _said(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}"[:500]
-    return text.encode(errors="backslashreplace").decode()  # a log holds no lone surrogates
+    return guarded.described(error)[:500]

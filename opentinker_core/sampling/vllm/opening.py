@@ -41,7 +41,7 @@ def open_sampler(
 
     Raises:
         UsageError: a server serves another model, gives other logprobs, or takes no adapters.
-        OpenTinkerError: vLLM cannot be installed here, or a server does not start or answer.
+        OpenTinkerError: vLLM is not installed, or a server does not start or answer.
     """
     home = home.expanduser().absolute()
     with ExitStack() as undo:
@@ -103,13 +103,13 @@ def start_servers(
 
     Raises:
         UsageError: a port is taken.
-        OpenTinkerError: vLLM cannot be installed here, or a server does not start.
+        OpenTinkerError: vLLM is not installed, or a server does not start.
     """
     home = home.expanduser().absolute()
     ports = [port + index if port else free_port() for index in range(config.endpoints)]
     for one in ports:
         check_port("--port", one)
-    python = environment.ensure(home, environment.package_for(device), report).python
+    python = environment.installed(home, environment.package_for(device)).python
     number = dtype_of(config, dtype)
     servers = [
         VLLMServer(

