@@ -114,20 +114,20 @@ def evaluation_config(
     Raises:
         UsageError: there is no such version; or it has no run, as `base` has none, and no file is given.
     """
-    needed = f"{subject} belongs to no run; accepted: --config with a file that names the environment"
-    if subject == "base":
-        if path is None:
-            raise UsageError(needed)
-        return load_config(path, overrides)
-    from opentinker_core.runtime.workspace import Workspace
+    run = None
+    if subject != "base":
+        from opentinker_core.runtime.workspace import Workspace
 
-    catalog = Workspace(settings).catalog
-    version = catalog.version(subject)
+        catalog = Workspace(settings).catalog
+        version = catalog.version(subject)
+        run = catalog.run(version.run_id) if version.run_id else None
     if path is not None:
         return load_config(path, overrides)
-    if version.run_id is None:
-        raise UsageError(needed)
-    return validate_config(catalog.run(version.run_id).config, f"config of run {version.run_id}", overrides)
+    if run is None:
+        raise UsageError(
+            f"{subject} belongs to no run; accepted: --config with a file that names the environment"
+        )
+    return validate_config(run.config, f"config of run {run.run_id}", overrides)
 
 
 def show(configs: Sequence[TrainConfig], settings: Settings, *, as_json: bool) -> None:
